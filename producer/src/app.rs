@@ -24,7 +24,7 @@ use crate::{
     api::{self, Api},
     config::Config,
     edge::{
-        self, Browsers, Edge,
+        self, Browsers, Edge, Opening,
         contracts::{
             Contracts,
             status::{self, ContractsStatus},
@@ -213,13 +213,24 @@ impl App {
             };
             let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
             services.watch(config.api.tokens.as_ref(), &app.api);
-            let tls = access.tls.as_ref().map(|tls| Arc::new(tls.for_http_1()));
+            let tls = access.api_tls.clone();
             let serving = api.serve(port, tls, services.connections("api")?, app.api.clone());
             app.api.tasks.spawn(serving);
         }
+        let edge = Edge::new(
+            app.log.clone(),
+            app.shaping.clone(),
+            browsers,
+            edge,
+            app.draining.clone(),
+        );
+        let opening = Opening {
+            proxies: config.network.proxies(),
+            tls: access.http_tls.clone(),
+        };
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, browsers, edge, services.connections("http")?),
+            http: app.start_edge(ports.http, edge, opening, services.connections("http")?),
             grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
             contracts,
             shaping: app.shaping.clone(),
@@ -239,14 +250,12 @@ impl App {
     fn start_edge(
         &self,
         listener: impl Listener,
-        browsers: Browsers,
-        metrics: edge::Metrics,
+        edge: Edge,
+        opening: Opening,
         connections: listen::Metrics,
     ) -> AcceptTask {
-        let (log, shaping) = (self.log.clone(), self.shaping.clone());
-        let edge = Edge::new(log, shaping, browsers, metrics, self.draining.clone());
         let limits = self.runtime_config.http.subscribe();
-        let serving = edge.serve(listener, limits, connections, self.edge.clone());
+        let serving = edge.serve(listener, opening, limits, connections, self.edge.clone());
         AcceptTask {
             address: self.addresses.http,
             task: self.edge.tasks.spawn(serving).abort_handle(),

@@ -19,11 +19,14 @@ pub mod request;
 pub mod response;
 mod set_uid;
 
-use std::{sync::Arc, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use httparse::Header;
 use proto::{ids, limits::USER_ID_BYTES_MAX, wire::CookieRef};
-use runtime::listen::{self, Limits, Listener, Stage};
+use runtime::{
+    listen::{self, Limits, Listener, Proxies, Stage, WatchedStream},
+    tls::server::Handshakes,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +52,8 @@ use crate::{
 /// The requests of one read.
 struct ReadRequests<'a> {
     read_at: Instant,
+    /// The address of the client; `None` if its proxy states it in `X-Forwarded-For`.
+    client: Option<IpAddr>,
     known: &'a mut KnownDsps,
     batch: &'a mut AppendBatch,
     tally: Tally,
@@ -65,6 +70,15 @@ pub struct Browsers {
     pub uid: UidMode,
     /// The deletions that they request.
     pub deletions: BrowserDeletions,
+}
+
+/// How connections begin, before their first request.
+#[derive(Debug, Clone, Default)]
+pub struct Opening {
+    /// Load balancers that begin their connections with a PROXY header.
+    pub proxies: Proxies,
+    /// Handshakes; `None` if connections are unencrypted.
+    pub tls: Option<Arc<Handshakes>>,
 }
 
 /// The edge of one producer.
@@ -102,23 +116,39 @@ impl Edge {
     pub async fn serve(
         self,
         listener: impl Listener,
+        Opening { proxies, tls }: Opening,
         limits: watch::Receiver<Limits>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {
         let edge = Arc::new(self);
         let stopping = stage.stop.clone();
-        let serve = move |stream, activity: Arc<listen::Activity>| {
-            let (edge, stopping) = (Arc::clone(&edge), stopping.clone());
+        // A client could state any address in `X-Forwarded-For`, unless a proxy receives its requests and appends the header.
+        let is_client_known = tls.is_some() || !proxies.is_empty();
+        let serve = move |stream: WatchedStream<_>, activity: Arc<listen::Activity>| {
+            let client = is_client_known.then(|| stream.peer());
+            let (edge, tls, stopping) = (Arc::clone(&edge), tls.clone(), stopping.clone());
             async move {
-                let connection = EdgeConnection::default();
-                let served = connection.serve(&edge, stream, &activity, &stopping).await;
+                let connection = EdgeConnection::new(client);
+                let served = match tls {
+                    None => connection.serve(&edge, stream, &activity, &stopping).await,
+                    // Boxed, so that unencrypted connections need no memory for it.
+                    Some(tls) => {
+                        let serving = async {
+                            let Some(stream) = tls.accept(stream, &stopping).await else {
+                                return Ok(());
+                            };
+                            connection.serve(&edge, stream, &activity, &stopping).await
+                        };
+                        Box::pin(serving).await
+                    }
+                };
                 if let Err(error) = served {
                     tracing::debug!(%error, "edge connection failed");
                 }
             }
         };
-        listen::accept(listener, limits, metrics, stage, serve).await;
+        listen::accept(listener, proxies, limits, metrics, stage, serve).await;
     }
 
     /// Handles one request. An accepted cookie is then in the batch or already appended. An answer other than `Empty` is begun.
@@ -132,7 +162,7 @@ impl Edge {
         let is_set_uid = match head.path {
             "/" | "/sync" => false,
             set_uid::PATH if names_dsps() => true,
-            opt_out::PATH if self.browsers.opt_out => return Ok(self.opt_out(head, headers)),
+            opt_out::PATH if self.browsers.opt_out => return Ok(self.opt_out(head, headers, read)),
             _ => return Ok(Outcome::NotFound),
         };
         if !matches!(head.method, "GET" | "HEAD") {
@@ -277,7 +307,7 @@ impl Edge {
         // The deletion must follow matches that were sent before.
         self.append(read)?;
         if !cookie.user_id.is_empty() {
-            let deleted = self.delete(cookie.user_id, cookie.dsp_id, headers);
+            let deleted = self.delete(cookie.user_id, cookie.dsp_id, headers, read);
             if deleted.is_err() {
                 return Ok(Outcome::OptOut(Page::Busy));
             }
@@ -286,7 +316,7 @@ impl Edge {
         Ok(Outcome::Removed(answer))
     }
 
-    fn opt_out(&self, head: &Head<'_>, headers: &[Header<'_>]) -> Outcome {
+    fn opt_out(&self, head: &Head<'_>, headers: &[Header<'_>], read: &ReadRequests<'_>) -> Outcome {
         let Some(page) = opt_out::page(head, headers) else {
             return Outcome::MethodNotAllowed;
         };
@@ -294,16 +324,23 @@ impl Edge {
             .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
         // A browser without a user id has nothing to delete.
         match user_id.filter(|_| page == Page::OptedOut) {
-            Some(user_id) if self.delete(user_id, 0, headers).is_err() => {
+            Some(user_id) if self.delete(user_id, 0, headers, read).is_err() => {
                 Outcome::OptOut(Page::Busy)
             }
             _ => Outcome::OptOut(page),
         }
     }
 
-    fn delete(&self, user_id: &str, dsp_id: u32, headers: &[Header<'_>]) -> Result<(), Busy> {
+    fn delete(
+        &self,
+        user_id: &str,
+        dsp_id: u32,
+        headers: &[Header<'_>],
+        read: &ReadRequests<'_>,
+    ) -> Result<(), Busy> {
+        let client = read.client.or_else(|| deletions::forwarded_for(headers));
         let deletions = &self.browsers.deletions;
-        deletions.delete(user_id, dsp_id, headers, &self.log, self.shaping.as_ref())
+        deletions.delete(user_id, dsp_id, client, &self.log, self.shaping.as_ref())
     }
 
     /// Appends the accepted cookies of a read to the log, subject to their limits, and counts the requests. Must precede the

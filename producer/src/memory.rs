@@ -27,11 +27,10 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
         bound,
         bytes: (count as u64).saturating_mul(each as u64),
     };
-    let grpc_connection = if config.security.is_encrypted() {
-        server::CONNECTION_BYTES + server::TLS_BYTES
-    } else {
-        server::CONNECTION_BYTES
-    };
+    let with_tls =
+        |bytes, is_encrypted: bool| bytes + usize::from(is_encrypted) * server::TLS_BYTES;
+    let http_connection = with_tls(edge::CONNECTION_BYTES, config.security.is_http_encrypted());
+    let grpc_connection = with_tls(server::CONNECTION_BYTES, config.security.is_encrypted());
     [
         component("cookies", "`--log-bytes`", 1, config.retention.log_bytes),
         component(
@@ -42,9 +41,9 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
         ),
         component(
             "HTTP connections",
-            "`--http-connections`, 64 KiB each",
+            "`--http-connections`, 64 KiB each, 192 KiB with TLS",
             config.limits.http_connections,
-            edge::CONNECTION_BYTES,
+            http_connection,
         ),
         component(
             "gRPC connections",

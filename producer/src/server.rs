@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::v1;
 use runtime::{
-    listen::{self, Limits, Listener, Stage, WatchedStream},
+    listen::{self, Limits, Listener, Proxies, Stage, WatchedStream},
     metrics::Registry,
 };
 use tokio::sync::watch;
@@ -116,12 +116,11 @@ impl Server {
                 let Some(tls) = tls else {
                     return connection.run(stream).await;
                 };
-                let handshake = tls.accept(stream, peer);
-                if let Some(Some(stream)) = stopping.run_until_cancelled(handshake).await {
+                if let Some(stream) = tls.accept(stream, &stopping).await {
                     Box::pin(connection.run(stream)).await;
                 }
             }
         };
-        listen::accept(listener, limits, metrics, stage, serve).await;
+        listen::accept(listener, Proxies::default(), limits, metrics, stage, serve).await;
     }
 }

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    listen::{self, Activity, ByteStream, Limits, Listener, Stage, WatchedStream},
+    listen::{self, Activity, ByteStream, Limits, Listener, Proxies, Stage, WatchedStream},
     tls::server::Handshakes,
 };
 
@@ -38,14 +38,20 @@ pub async fn serve<H, F, B>(
             let Some(tls) = tls else {
                 return connection(stream, &activity, &stop, handler).await;
             };
-            let peer = stream.peer();
-            let handshake = tls.accept(stream, peer);
-            if let Some(Some(stream)) = stop.run_until_cancelled(handshake).await {
+            if let Some(stream) = tls.accept(stream, &stop).await {
                 connection(stream, &activity, &stop, handler).await;
             }
         }
     };
-    listen::accept(listener, limits.fixed(), metrics, stage, serve).await;
+    listen::accept(
+        listener,
+        Proxies::default(),
+        limits.fixed(),
+        metrics,
+        stage,
+        serve,
+    )
+    .await;
 }
 
 async fn connection<F, B>(

@@ -7,9 +7,16 @@
 mod activity;
 pub mod addresses;
 mod limits;
+pub mod proxy;
 mod stream;
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use metric_defs::MetricDef;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
@@ -17,7 +24,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -26,6 +33,7 @@ use activity::CloseReason;
 pub use activity::{Activity, InProgress};
 use addresses::{AddressPermit, Addresses};
 pub use limits::Limits;
+pub use proxy::Proxies;
 pub use stream::WatchedStream;
 
 /// Pause of the accept loop after an error, which is usually the open-file limit.
@@ -174,22 +182,31 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 /// Accepts connections until the stage stops, and runs `serve` for each in a task of the stage.
 ///
 /// `serve` receives the stream and the connection's [`Activity`]. It must report each request there, and close its connection
-/// gracefully when the stage stops. Its future is dropped when a limit is exceeded.
+/// gracefully when the stage stops. Its future is dropped when a limit is exceeded. A connection of one of the `proxies` must begin
+/// with a PROXY header, which precedes `serve`; its address is then the client's.
 ///
 /// `limits` may change. Connection limits apply to new connections and close none. Timeouts apply from the next check of a
 /// connection: after half the shortest previous timeout, at most five seconds.
 pub async fn accept<L, S, F>(
     mut listener: L,
+    proxies: Proxies,
     limits: watch::Receiver<Limits>,
     metrics: Metrics,
     stage: Stage,
     serve: S,
 ) where
     L: Listener,
-    S: Fn(WatchedStream<L::Stream>, Arc<Activity>) -> F,
+    S: Fn(WatchedStream<L::Stream>, Arc<Activity>) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
-    let addresses = Addresses::default();
+    let port = Arc::new(Port {
+        proxies,
+        limits,
+        metrics,
+        addresses: Addresses::default(),
+        close: stage.close.clone(),
+        serve,
+    });
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -211,46 +228,118 @@ pub async fn accept<L, S, F>(
             tracing::info!("accepting connections again");
             failing = false;
         }
-        let current = *limits.borrow();
-        let open = usize::try_from(metrics.connections.get()).unwrap_or(0);
-        if open >= current.connections_max {
-            metrics.count_closed(CloseReason::TooMany);
-            continue;
-        }
-        let each_max = current.connections_per_address_max.unwrap_or(usize::MAX);
-        let Some(address) = addresses.acquire(each_max, peer) else {
-            metrics.count_closed(CloseReason::TooManyPerAddress);
-            continue;
+        let permit = match port.admit(peer) {
+            Ok(permit) => permit,
+            Err(reason) => {
+                port.metrics.count_closed(reason);
+                continue;
+            }
         };
-        metrics.accepted.inc();
-        let activity = Arc::new(Activity::default());
         let stream = WatchedStream {
             stream,
             peer,
-            activity: Arc::clone(&activity),
+            activity: Arc::default(),
         };
-        let permit = ConnectionPermit::new(metrics.connections.clone(), address);
-        let served = serve(stream, Arc::clone(&activity));
-        let (limits, metrics, close) = (limits.clone(), metrics.clone(), stage.close.clone());
-        stage
-            .tasks
-            .spawn(run(served, activity, limits, metrics, permit, close));
+        stage.tasks.spawn(Arc::clone(&port).run(stream, permit));
+    }
+}
+
+/// What the connections of a port share.
+struct Port<S> {
+    proxies: Proxies,
+    limits: watch::Receiver<Limits>,
+    metrics: Metrics,
+    addresses: Addresses,
+    close: CancellationToken,
+    serve: S,
+}
+
+impl<S> Port<S> {
+    /// Admits a connection, unless it exceeds a limit. The limit per address applies to a client, not to its load balancer.
+    fn admit(&self, peer: IpAddr) -> Result<ConnectionPermit, CloseReason> {
+        if self.open() >= self.limits.borrow().connections_max {
+            return Err(CloseReason::TooMany);
+        }
+        let is_client = !self.proxies.contains(peer);
+        let address = is_client.then(|| self.admit_client(peer)).transpose()?;
+        self.metrics.accepted.inc();
+        Ok(ConnectionPermit::new(
+            self.metrics.connections.clone(),
+            address,
+        ))
+    }
+
+    fn admit_client(&self, client: IpAddr) -> Result<AddressPermit, CloseReason> {
+        let each_max = self.limits.borrow().connections_per_address_max;
+        let permit = self
+            .addresses
+            .acquire(each_max.unwrap_or(usize::MAX), client);
+        permit.ok_or(CloseReason::TooManyPerAddress)
+    }
+
+    fn open(&self) -> usize {
+        usize::try_from(self.metrics.connections.get()).unwrap_or(0)
+    }
+
+    async fn run<B, F>(self: Arc<Self>, stream: WatchedStream<B>, mut permit: ConnectionPermit)
+    where
+        B: ByteStream,
+        S: Fn(WatchedStream<B>, Arc<Activity>) -> F,
+        F: Future<Output = ()>,
+    {
+        let activity = Arc::clone(&stream.activity);
+        let current = || with_open(*self.limits.borrow(), self.open());
+        let closed = tokio::select! {
+            biased;
+            closed = self.serve(stream, &mut permit) => closed,
+            reason = activity.watch(current) => Err(reason),
+            () = self.close.cancelled() => Err(CloseReason::Drained),
+        };
+        if let Err(reason) = closed {
+            self.metrics.count_closed(reason);
+        }
+    }
+
+    async fn serve<B, F>(
+        &self,
+        mut stream: WatchedStream<B>,
+        permit: &mut ConnectionPermit,
+    ) -> Result<(), CloseReason>
+    where
+        B: ByteStream,
+        S: Fn(WatchedStream<B>, Arc<Activity>) -> F,
+        F: Future<Output = ()>,
+    {
+        let activity = Arc::clone(&stream.activity);
+        if permit.address.is_none() {
+            let receiving = timeout(proxy::HEADER_TIMEOUT, proxy::receive(&mut stream));
+            // Boxed, so that other connections need no memory for it.
+            match Box::pin(receiving).await {
+                Ok(Ok(client)) => stream.peer = client.unwrap_or(stream.peer),
+                // A health check that only connects.
+                Ok(Err(_)) if activity.bytes_read.load(Ordering::Relaxed) == 0 => return Ok(()),
+                Ok(Err(_)) => return Err(CloseReason::InvalidProxyHeader),
+                Err(_) => return Err(CloseReason::SlowRequest),
+            }
+            activity.request();
+            permit.address = Some(self.admit_client(stream.peer)?);
+        }
+        (self.serve)(stream, activity).await;
+        Ok(())
     }
 }
 
 /// Counts a connection as open until it is dropped. Only the accept loop creates permits, so the gauge is exact there.
 struct ConnectionPermit {
     open: IntGauge,
-    _address: AddressPermit,
+    /// `None` until the address of the client is known.
+    address: Option<AddressPermit>,
 }
 
 impl ConnectionPermit {
-    fn new(open: IntGauge, address: AddressPermit) -> Self {
+    fn new(open: IntGauge, address: Option<AddressPermit>) -> Self {
         open.inc();
-        Self {
-            open,
-            _address: address,
-        }
+        Self { open, address }
     }
 }
 
@@ -267,26 +356,6 @@ fn with_open(mut limits: Limits, open: usize) -> Limits {
         limits.idle_timeout = limits.idle_timeout.min(short);
     }
     limits
-}
-
-async fn run(
-    served: impl Future<Output = ()>,
-    activity: Arc<Activity>,
-    limits: watch::Receiver<Limits>,
-    metrics: Metrics,
-    permit: ConnectionPermit,
-    close: CancellationToken,
-) {
-    let current = || {
-        let open = usize::try_from(permit.open.get()).unwrap_or(0);
-        with_open(*limits.borrow(), open)
-    };
-    tokio::select! {
-        biased;
-        () = served => {}
-        reason = activity.watch(current) => metrics.count_closed(reason),
-        () = close.cancelled() => metrics.count_closed(CloseReason::Drained),
-    }
 }
 
 #[cfg(test)]

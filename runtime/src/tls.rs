@@ -1,4 +1,4 @@
-//! TLS 1.2 and 1.3 for HTTP/2, with certificates from PEM files that are reloaded when they change.
+//! TLS 1.2 and 1.3, with certificates from PEM files that are reloaded when they change.
 //!
 //! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed: connections
 //! stay open for days, so resumption would save nothing, and no session outlives the certificates that it was verified
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-/// The required application protocol.
+/// The application protocol of gRPC.
 const HTTP2: &[u8] = b"h2";
 
 /// The cryptography provider, chosen here so that features of other crates do not affect it.

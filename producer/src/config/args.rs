@@ -3,15 +3,21 @@
 //! Settings without a group need a restart: consumers identify a producer by its addresses and id, and the log is laid out
 //! at the start.
 
-use std::{convert::Infallible, net::SocketAddr, ops::RangeInclusive, time::Duration};
+use std::{
+    convert::Infallible,
+    net::{AddrParseError, IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    time::Duration,
+};
 
 use clap::Parser;
+use ipnet::IpNet;
 use proto::{
     ids,
     limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, HEARTBEAT_MAX},
 };
 use runtime::{
-    listen,
+    listen::{self, Proxies},
     settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
@@ -72,6 +78,13 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub http: SocketAddr,
 
+    /// Load balancers whose HTTP connections begin with a PROXY header, version 2: addresses, or networks such as 10.0.0.0/8
+    ///
+    /// The header's address is then the client's, for --http-connections-per-address and opt-outs. Their connections without a header
+    /// are closed; headers of other clients are invalid requests.
+    #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
+    pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
+
     /// What a browser without the HTTP cookie `uid` gets: `require` (an error), `mint` (a new `uid`, with a redirect to the same request) or `mint-partitioned` (a new `uid` with the attribute Partitioned)
     ///
     /// A match is recorded only if the browser returns the cookie.
@@ -96,6 +109,13 @@ pub struct Network {
     /// run of a producer.
     #[arg(long, value_name = "DIR", default_value = "", value_parser = parse_state)]
     pub state: StateDir,
+}
+
+impl Network {
+    /// The load balancers that send PROXY headers.
+    pub(crate) fn proxies(&self) -> Proxies {
+        Proxies::new(self.proxy_protocol_from.iter().flatten().copied())
+    }
 }
 
 /// Size of the log, and how long subscribers are remembered.
@@ -361,5 +381,18 @@ fn parse_state(text: &str) -> Result<StateDir, Infallible> {
         "" => StateDir::Default,
         "none" => StateDir::Off,
         dir => StateDir::Dir(dir.into()),
+    })
+}
+
+fn parse_network(text: &str) -> Result<Option<IpNet>, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let network = text
+        .parse()
+        .or_else(|_| Ok(IpNet::from(text.parse::<IpAddr>()?)));
+    network.map(Some).map_err(|_: AddrParseError| {
+        format!("{text:?} is neither an address nor a network, like 10.0.0.0/8")
     })
 }

@@ -44,9 +44,22 @@ fn state_flag_selects_a_directory_or_disables_the_history() {
 }
 
 #[test]
+fn load_balancers_are_addresses_or_networks() {
+    let config = load(&["--proxy-protocol-from=10.0.0.0/8,192.0.2.1, 2001:db8::/32"]).unwrap();
+    let proxies = format!("{:?}", config.network.proxies());
+    for network in ["10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32"] {
+        assert!(proxies.contains(network), "{proxies}");
+    }
+    for none in [&[][..], &["--proxy-protocol-from="]] {
+        assert!(load(none).unwrap().network.proxies().is_empty());
+    }
+}
+
+#[test]
 fn all_errors_are_reported_together() {
     let arguments = [
         "--http=nowhere",
+        "--proxy-protocol-from=10.0.0.0/33",
         "--log-bytes=12 parsecs",
         "--chunk-bytes=2MiB",
         "--chunk-age=0s",
@@ -59,6 +72,8 @@ fn all_errors_are_reported_together() {
         "--tls-cert=/no/such/certificate.pem",
         "--tls-key=/no/such/key.pem",
         "--tls-client-ca=/no/such/authority.pem",
+        "--http-tls-cert=/no/such/certificate.pem",
+        "--http-tls-key=/no/such/key.pem",
         "--token-file=/no/such/tokens",
         "--drain-delay=soon",
         "--log-filter=inof",
@@ -96,6 +111,8 @@ fn certificate_without_key_and_key_without_certificate_are_errors() {
         ("--tls-cert", "--tls-key"),
         ("--tls-key", "--tls-cert"),
         ("--tls-client-ca", "--tls-cert"),
+        ("--http-tls-cert", "--http-tls-key"),
+        ("--http-tls-key", "--http-tls-cert"),
     ] {
         let error = load(&[given, "/some/file"]).unwrap_err().to_string();
         let expected = format!("{given}: requires {missing}");

@@ -32,6 +32,7 @@
 
 use std::{
     io,
+    net::IpAddr,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -90,6 +91,8 @@ enum Next {
 /// The state of one connection between reads.
 #[derive(Default)]
 pub(super) struct EdgeConnection {
+    /// As in [`ReadRequests`].
+    client: Option<IpAddr>,
     input: Vec<u8>,
     output: Vec<u8>,
     batch: AppendBatch,
@@ -109,6 +112,13 @@ pub(super) enum EdgeConnectionError {
 }
 
 impl EdgeConnection {
+    pub(super) fn new(client: Option<IpAddr>) -> Self {
+        Self {
+            client,
+            ..Self::default()
+        }
+    }
+
     /// Serves until the client closes the connection, `stopping` is cancelled, or an error occurs.
     pub(super) async fn serve(
         mut self,
@@ -143,6 +153,8 @@ impl EdgeConnection {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
             }
             stream.write_all(&self.output).await?;
+            // Under TLS, a write that would block is buffered.
+            stream.flush().await?;
             self.output.clear();
             since_yield += requests;
             if since_yield >= YIELD_REQUESTS_MAX {
@@ -190,6 +202,7 @@ impl EdgeConnection {
         edge.metrics.dsps.refresh(&mut self.known);
         let mut read = ReadRequests {
             read_at,
+            client: self.client,
             known: &mut self.known,
             batch: &mut self.batch,
             tally: Tally::default(),

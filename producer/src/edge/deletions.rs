@@ -1,8 +1,8 @@
 //! Deletions that browsers request: by the opt-out page, and by `/setuid` without a uid.
 //!
 //! Any client other than a browser can request them with any user id, also repeatedly. A secret value in the form would not
-//! prevent that: such a client can request the form, too. Deletions are therefore limited for each address of
-//! `X-Forwarded-For`, and for all clients together. Their delivery is not checked.
+//! prevent that: such a client can request the form, too. Deletions are therefore limited for each client
+//! address, and for all clients together. Their delivery is not checked.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -56,12 +56,12 @@ impl BrowserDeletions {
         &self,
         user_id: &str,
         dsp_id: u32,
-        lines: &[Header<'_>],
+        client: Option<IpAddr>,
         log: &Log,
         shaping: Option<&Shaping>,
     ) -> Result<(), Busy> {
         let mut rates = vec![(0, None)];
-        rates.extend(client_network(lines).map(|network| (1, Some(network))));
+        rates.extend(client.map(|client| (1, Some(addresses::network(client)))));
         let charged = self
             .limits
             .charge(&rates, 1, Instant::now(), Duration::ZERO);
@@ -83,13 +83,12 @@ impl BrowserDeletions {
     }
 }
 
-/// The network of the client, from the last address of `X-Forwarded-For`: the nearest proxy added it.
-fn client_network(lines: &[Header<'_>]) -> Option<IpAddr> {
+/// The last address of `X-Forwarded-For`: the nearest proxy added it.
+pub(super) fn forwarded_for(lines: &[Header<'_>]) -> Option<IpAddr> {
     let last = head::values(lines, "x-forwarded-for").last()?;
     let last = str::from_utf8(last).ok()?.rsplit(',').next()?.trim();
     let address = last.parse::<IpAddr>().ok();
-    let address = address.or_else(|| Some(last.parse::<SocketAddr>().ok()?.ip()));
-    address.map(addresses::network)
+    address.or_else(|| Some(last.parse::<SocketAddr>().ok()?.ip()))
 }
 
 #[cfg(test)]
@@ -121,7 +120,8 @@ pub(super) mod tests {
                 name,
                 value: value.as_bytes(),
             });
-            let is_deleted = |_: &u64| deletions.delete("alice", 0, &lines, &log, None).is_ok();
+            let client = forwarded_for(&lines);
+            let is_deleted = |_: &u64| deletions.delete("alice", 0, client, &log, None).is_ok();
             (0..100).filter(is_deleted).count()
         };
         // The client may send the header, too; the nearest proxy appends the last address.

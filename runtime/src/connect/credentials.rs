@@ -80,12 +80,12 @@ pub fn pair(
 ) -> Option<(NamedFile, NamedFile)> {
     match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
-        (Some(_), None) => {
-            errors.add("--tls-cert: requires --tls-key");
+        (Some(NamedFile { flag, .. }), None) => {
+            errors.add(format!("{flag}: requires {}", flag.replace("cert", "key")));
             None
         }
-        (None, Some(_)) => {
-            errors.add("--tls-key: requires --tls-cert");
+        (None, Some(NamedFile { flag, .. })) => {
+            errors.add(format!("{flag}: requires {}", flag.replace("key", "cert")));
             None
         }
         (None, None) => None,

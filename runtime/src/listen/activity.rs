@@ -23,6 +23,7 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(super) enum CloseReason {
     TooMany,
     TooManyPerAddress,
+    InvalidProxyHeader,
     SlowRequest,
     Idle,
     SlowReader,
@@ -30,9 +31,10 @@ pub(super) enum CloseReason {
 }
 
 impl CloseReason {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::TooMany,
         Self::TooManyPerAddress,
+        Self::InvalidProxyHeader,
         Self::SlowRequest,
         Self::Idle,
         Self::SlowReader,
@@ -43,6 +45,7 @@ impl CloseReason {
         match self {
             Self::TooMany => "too_many",
             Self::TooManyPerAddress => "too_many_per_address",
+            Self::InvalidProxyHeader => "invalid_proxy_header",
             Self::SlowRequest => "slow_request",
             Self::Idle => "idle",
             Self::SlowReader => "slow_reader",
@@ -63,7 +66,8 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Records that the headers of a request were received.
+    /// Records that the headers of a request were received, or what precedes the first request: a PROXY header, a TLS handshake. Later
+    /// bytes belong to the next request.
     pub fn request(&self) {
         // Only one task writes these, so separate loads and stores suffice.
         let requests = self.requests.load(Ordering::Relaxed);

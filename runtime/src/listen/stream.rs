@@ -17,11 +17,11 @@ use super::Activity;
 pub struct WatchedStream<S> {
     pub(super) stream: S,
     pub(super) peer: IpAddr,
-    pub(super) activity: Arc<Activity>,
+    pub(crate) activity: Arc<Activity>,
 }
 
 impl<S> WatchedStream<S> {
-    /// The client address.
+    /// The client address: that of the connection, or of its PROXY header.
     #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.peer

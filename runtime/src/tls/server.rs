@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{HTTP2, pem, provider};
 use crate::{
-    listen::{ByteStream, addresses::Addresses},
+    listen::{ByteStream, WatchedStream, addresses::Addresses},
     metrics::Registry,
     reload::{NamedFile, Reloader, Source},
 };
@@ -28,12 +27,12 @@ use crate::{
 /// Maximum time of a handshake. On any network a client needs less than one second.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum concurrent handshakes; a further one cancels the oldest. A handshake takes milliseconds, so even if all nodes of a
-/// large exchange reconnect together, they stay below it.
+/// Maximum concurrent handshakes of subscribers or API clients; a further one cancels the oldest. A handshake takes milliseconds, so
+/// even if all nodes of a large exchange reconnect together, they stay below it.
 pub const HANDSHAKES_MAX: usize = 256;
 
-/// Maximum concurrent handshakes per address, so that one address cannot block all others.
-pub const HANDSHAKES_PER_ADDRESS_MAX: usize = 64;
+/// Maximum share of concurrent handshakes per address, so that one address cannot block all others.
+const PER_ADDRESS_DIVISOR: usize = 4;
 
 /// The files of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +43,8 @@ pub struct Files {
     pub key: NamedFile,
     /// Authorities for client certificates; if set, clients must present one.
     pub client_authorities: Option<NamedFile>,
+    /// Label of the certificate's expiry.
+    pub kind: &'static str,
 }
 
 /// The TLS configuration built from [`Files`].
@@ -95,7 +96,7 @@ impl Source for Files {
         let (Ok((identity, expiry)), Ok(builder)) = (identity, builder) else {
             return Err(errors);
         };
-        expiries.extend(expiry.map(|expiry| ("certificate", expiry)));
+        expiries.extend(expiry.map(|expiry| (self.kind, expiry)));
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
         config.alpn_protocols = vec![HTTP2.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -118,12 +119,13 @@ pub struct Handshakes {
     active: ActiveHandshakes,
     addresses: Addresses,
     outcomes: IntCounterVec,
+    concurrent_max: usize,
     /// ALPN name of the protocol that follows the handshake.
     protocol: &'static [u8],
 }
 
 impl Handshakes {
-    /// Registers `<process>_tls_handshakes_total{outcome}`.
+    /// Registers `<process>_<counter>{outcome}`.
     ///
     /// # Errors
     /// If a name is already registered.
@@ -131,8 +133,9 @@ impl Handshakes {
         files: Arc<Reloader<Files>>,
         registry: &Registry,
         process: &str,
+        counter: &'static str,
     ) -> prometheus::Result<Self> {
-        let outcomes = MetricDef::counter("tls_handshakes_total", "TLS handshakes by outcome.");
+        let outcomes = MetricDef::counter(counter, "TLS handshakes by outcome.");
         let outcomes: IntCounterVec = registry.add(outcomes.by(&["outcome"]).of(process))?;
         for outcome in ["done", "failed", "timeout", "too_many"] {
             outcomes.with_label_values(&[outcome]);
@@ -142,18 +145,20 @@ impl Handshakes {
             active: ActiveHandshakes::default(),
             addresses: Addresses::default(),
             outcomes,
+            concurrent_max: HANDSHAKES_MAX,
             protocol: HTTP2,
         })
     }
 
     /// Handshakes of another port with the same files and counts, whose clients speak HTTP/1.1.
     #[must_use]
-    pub fn for_http_1(&self) -> Self {
+    pub fn for_http_1(&self, concurrent_max: usize) -> Self {
         Self {
             files: Arc::clone(&self.files),
             active: ActiveHandshakes::default(),
             addresses: Addresses::default(),
             outcomes: self.outcomes.clone(),
+            concurrent_max,
             protocol: b"http/1.1",
         }
     }
@@ -166,22 +171,29 @@ impl Handshakes {
         config
     }
 
-    /// Performs the handshake with a client, using the current files. Counts the outcome; `None` if it failed.
-    pub async fn accept<S: ByteStream>(&self, stream: S, peer: IpAddr) -> Option<TlsStream<S>> {
-        let (outcome, stream) = self.try_accept(stream, peer).await;
+    /// Performs the handshake with a client, using the current files. Counts the outcome; `None` if it failed, or if `stop` was
+    /// cancelled first.
+    pub async fn accept<S: ByteStream>(
+        &self,
+        stream: WatchedStream<S>,
+        stop: &CancellationToken,
+    ) -> Option<TlsStream<WatchedStream<S>>> {
+        let accepting = stop.run_until_cancelled(self.try_accept(stream));
+        let (outcome, stream) = accepting.await?;
         self.outcomes.with_label_values(&[outcome]).inc();
-        stream
+        stream.inspect(|stream| stream.get_ref().0.activity.request())
     }
 
     async fn try_accept<S: ByteStream>(
         &self,
-        stream: S,
-        peer: IpAddr,
-    ) -> (&'static str, Option<TlsStream<S>>) {
-        let Some(_permit) = self.addresses.acquire(HANDSHAKES_PER_ADDRESS_MAX, peer) else {
+        stream: WatchedStream<S>,
+    ) -> (&'static str, Option<TlsStream<WatchedStream<S>>>) {
+        let peer = stream.peer();
+        let each_max = self.concurrent_max / PER_ADDRESS_DIVISOR;
+        let Some(_permit) = self.addresses.acquire(each_max, peer) else {
             return ("too_many", None);
         };
-        let handshake = self.active.begin();
+        let handshake = self.active.begin(self.concurrent_max);
         let acceptor = TlsAcceptor::from(self.config());
         let accepting = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
         match handshake.cancel.run_until_cancelled(accepting).await {
@@ -217,9 +229,9 @@ struct Handshake<'a> {
 }
 
 impl ActiveHandshakes {
-    fn begin(&self) -> Handshake<'_> {
+    fn begin(&self, concurrent_max: usize) -> Handshake<'_> {
         let mut tokens = self.tokens();
-        if tokens.by_id.len() >= HANDSHAKES_MAX
+        if tokens.by_id.len() >= concurrent_max
             && let Some((_, oldest)) = tokens.by_id.pop_first()
         {
             oldest.cancel();
@@ -252,8 +264,8 @@ mod tests {
     #[test]
     fn new_handshake_cancels_the_oldest_when_full() {
         let active = ActiveHandshakes::default();
-        let slow: Vec<_> = (0..HANDSHAKES_MAX).map(|_| active.begin()).collect();
-        let newest = active.begin();
+        let slow: Vec<_> = (0..3).map(|_| active.begin(3)).collect();
+        let newest = active.begin(3);
         let cancelled = |handshake: &&Handshake<'_>| handshake.cancel.is_cancelled();
         assert_eq!(slow.iter().filter(cancelled).count(), 1);
         assert!(slow[0].cancel.is_cancelled() && !newest.cancel.is_cancelled());

@@ -1,16 +1,23 @@
 //! Tests of handshakes between our client and server, without network or files.
 
-use std::{io, path::PathBuf};
+use std::{future::pending, io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
 };
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+    time::Instant,
+};
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
-use crate::reload::{NamedFile, Source};
+use crate::{
+    listen::{self, Limits, Listener, Metrics, Proxies, Stage, WatchedStream},
+    metrics::Registry,
+    reload::{NamedFile, Reloader, Source},
+};
 
 const EXPIRY: i64 = 4_102_444_800; // 2100-01-01
 
@@ -57,6 +64,7 @@ fn server_files(client_authorities: bool) -> server::Files {
         certificate: named("--tls-cert"),
         key: named("--tls-key"),
         client_authorities: client_authorities.then(|| named("--tls-client-ca")),
+        kind: "certificate",
     }
 }
 
@@ -190,6 +198,77 @@ async fn server_without_tls_is_reported() {
     let client = client(&Authority::new("ours"), None);
     let name = ServerName::try_from("producer.test").unwrap();
     check_error(client.connect(name, near).await.map(drop), "http://");
+}
+
+/// A port of one connection.
+struct OneConnection(Option<DuplexStream>);
+
+impl Listener for OneConnection {
+    type Stream = DuplexStream;
+
+    async fn accept(&mut self) -> io::Result<(DuplexStream, SocketAddr)> {
+        match self.0.take() {
+            Some(stream) => Ok((stream, ([192, 0, 2, 1], 1).into())),
+            None => pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_after_its_handshake_has_the_idle_timeout() {
+    let ours = Authority::new("ours");
+    let (certificate, key) = ours.sign(|_| ());
+    let dir = tempfile::tempdir().unwrap();
+    let write = |flag: &'static str, text| {
+        let path = dir.path().join(flag);
+        std::fs::write(&path, text).unwrap();
+        NamedFile { flag, path }
+    };
+    let files = server::Files {
+        certificate: write("--tls-cert", certificate),
+        key: write("--tls-key", key),
+        ..server_files(false)
+    };
+    let files = Arc::new(Reloader::load(files).unwrap());
+    let registry = Registry::new();
+    let tls = server::Handshakes::new(files, &registry, "test", "handshakes_total").unwrap();
+    let (tls, stage) = (Arc::new(tls), Stage::default());
+    let limits = Limits {
+        connections_max: 1,
+        connections_per_address_max: None,
+        request_timeout: Some(Duration::from_secs(10)),
+        idle_timeout: Duration::from_secs(60),
+        write_timeout: None,
+    };
+    let stop = stage.stop.clone();
+    let serve = move |stream: WatchedStream<DuplexStream>, _| {
+        let (tls, stop) = (Arc::clone(&tls), stop.clone());
+        async move {
+            let mut stream = tls.accept(stream, &stop).await.unwrap();
+            drop(stream.read_u8().await);
+        }
+    };
+    let (near, far) = duplex(64 << 10);
+    let (listener, proxies) = (OneConnection(Some(far)), Proxies::default());
+    let metrics = Metrics::register(&registry, "test", "http").unwrap();
+    let accepting = listen::accept(
+        listener,
+        proxies,
+        limits.fixed(),
+        metrics,
+        stage.clone(),
+        serve,
+    );
+    stage.tasks.spawn(accepting);
+    let begin = Instant::now();
+    let name = ServerName::try_from("producer.test").unwrap();
+    let connected = client(&ours, None).connect(name, near).await;
+    assert!(connected.unwrap().read_u8().await.is_err());
+    assert!(begin.elapsed() >= Duration::from_secs(60));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The edge's parser of HTTP connections.
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use producer::edge::{
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
     hygiene,
@@ -11,6 +12,7 @@ use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::{self, ChunkHeader, CookieRef, StreamMessage},
 };
+use runtime::listen::proxy::{self, HEADER_BYTES_MAX};
 
 /// Parses the first requests in `bytes`. Each must be parsed identically for every split of the bytes, and its cookie must be the same in
 /// another encoding.
@@ -18,6 +20,7 @@ use proto::{
 /// # Panics
 /// If the property does not hold.
 pub fn request(bytes: &[u8]) {
+    check_proxy_header(bytes);
     let mut rest = bytes;
     for _ in 0..16 {
         check_splits(rest);
@@ -36,6 +39,23 @@ pub fn request(bytes: &[u8]) {
             Err(rejection) => assert!(rejection.reason().ends_with('\n')),
         }
         rest = &rest[head.length..];
+    }
+}
+
+/// Reads a PROXY header that continues with `bytes`. It must be bounded, and each part of it incomplete.
+fn check_proxy_header(bytes: &[u8]) {
+    let header = [b"\r\n\r\n\0\r\nQUIT\n", bytes].concat();
+    let receive = |end| {
+        let mut rest = &header[..end];
+        let client = proxy::receive(&mut rest).now_or_never();
+        let client = client.expect("all bytes are available").ok();
+        client.map(|_| end - rest.len())
+    };
+    if let Some(length) = receive(header.len()) {
+        assert!(length <= HEADER_BYTES_MAX);
+        for end in 0..length {
+            assert_eq!(receive(end), None, "a part of a header is accepted");
+        }
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::{
 
 use runtime::metrics::Registry;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream, DuplexStream, duplex},
     task::JoinHandle,
+    time::timeout,
 };
 use tokio_util::task::TaskTracker;
 
@@ -36,15 +37,18 @@ fn edge(opt_out: bool, draining: CancellationToken) -> Edge {
     Edge::new(log, None, browsers, metrics, draining)
 }
 
-fn connect(edge: Edge) -> (DuplexStream, JoinHandle<Result<(), EdgeConnectionError>>) {
+type Served = JoinHandle<Result<(), EdgeConnectionError>>;
+
+fn connect(edge: Edge) -> (DuplexStream, Served) {
     let (client, server) = duplex(1 << 20);
-    let served = TaskTracker::new().spawn(async move {
-        let stopping = CancellationToken::new();
-        EdgeConnection::default()
-            .serve(&edge, server, &Activity::default(), &stopping)
-            .await
-    });
-    (client, served)
+    (client, serve(edge, EdgeConnection::default(), server))
+}
+
+fn serve(edge: Edge, connection: EdgeConnection, stream: impl ByteStream) -> Served {
+    TaskTracker::new().spawn(async move {
+        let (activity, stopping) = (Activity::default(), CancellationToken::new());
+        connection.serve(&edge, stream, &activity, &stopping).await
+    })
 }
 
 /// Reads `count` responses.
@@ -85,6 +89,31 @@ async fn busy_connection_yields_to_other_tasks() {
         "another task was polled {between} times during {REQUESTS} requests"
     );
     other.abort();
+    drop(stream);
+    served.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_are_flushed_and_a_known_client_cannot_state_another_address() {
+    let (mut stream, server) = duplex(1 << 20);
+    let client = Some("192.0.2.1".parse().unwrap());
+    let connection = EdgeConnection::new(client);
+    let edge = edge(true, CancellationToken::new());
+    // Like TLS, it sends buffered responses only when it is flushed.
+    let served = serve(edge, connection, BufStream::new(server));
+    let mut accepted = 0;
+    for number in 0..60 {
+        let lines = "host: a\r\norigin: https://a\r\ncookie: uid=alice";
+        let request = format!(
+            "POST /optout?choice=out HTTP/1.1\r\n{lines}\r\nx-forwarded-for: 198.51.100.{number}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut bytes = [0; 4096];
+        let reading = timeout(Duration::from_secs(1), stream.read(&mut bytes));
+        let read = reading.await.expect("a response").unwrap();
+        accepted += u32::from(bytes[..read].starts_with(b"HTTP/1.1 303 "));
+    }
+    assert_eq!(accepted, 50, "the burst of one address");
     drop(stream);
     served.await.unwrap().unwrap();
 }

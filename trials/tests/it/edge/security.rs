@@ -1,6 +1,7 @@
 //! Access to the streams: TLS, tokens, and limits per address that protect authorized clients.
 
 pub(crate) mod certificates;
+mod https;
 
 use std::{
     fs, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio, sync::Arc,
@@ -17,12 +18,16 @@ use runtime::{
     },
     settings::ConfigErrors,
 };
+use rustls::{ALL_VERSIONS, version::TLS12};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::{io::AsyncReadExt as _, net::TcpStream};
 use tonic::Streaming;
 
-use self::certificates::{Authority, write};
+use self::{
+    certificates::{Authority, write},
+    https::HttpsClient,
+};
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until, within_timeout},
     stream::python_client,
@@ -116,6 +121,18 @@ async fn start_with_tls(dir: &TempDir, authority: &Authority, flags: &[&str]) ->
     let (certificate, key) = authority.write_identity(dir.path(), "server")?;
     let tls = ["--tls-cert", &certificate, "--tls-key", &key];
     Producer::start(dir, &[&tls[..], flags].concat()).await
+}
+
+/// Like [`start_with_tls`], with the same certificate for sync requests.
+async fn start_with_https(
+    dir: &TempDir,
+    authority: &Authority,
+    flags: &[&str],
+) -> Result<Producer> {
+    let file = |name| format!("{}/server.{name}", dir.path().display());
+    let (certificate, key) = (file("pem"), file("key"));
+    let tls = ["--http-tls-cert", &certificate, "--http-tls-key", &key];
+    start_with_tls(dir, authority, &[&tls[..], flags].concat()).await
 }
 
 #[tokio::test]
@@ -257,27 +274,51 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
         authorities,
         ..Flags::default()
     };
-    let producer = start_with_tls(&dir, &before, &[]).await?;
+    let producer = start_with_https(&dir, &before, &[]).await?;
     let mut stream = Stream::open(&producer, "early", true, with_ca(&old)).await?;
     Stream::expect_rejected(&producer, true, with_ca(&new), "not signed by an authority").await?;
+    let http = &producer.http;
+    let mut keep_alive = HttpsClient::connect(http, &old).await?;
+    keep_alive.sync(&["alice", "bob"]).await?;
+    assert_eq!(stream.read().await?, "alice");
+    assert_eq!(stream.read().await?, "bob");
+    let versions = [&TLS12];
+    let old_version = HttpsClient::connect_with(http, &old, &versions, "http/1.1");
+    old_version.await?.close().await?;
+    let http_2 = HttpsClient::connect_with(http, &old, ALL_VERSIONS, "h2").await;
+    ensure!(http_2.is_err(), "HTTP/2 was accepted");
+    let plain = producer.accept("carol", 17, "a-1").await;
+    ensure!(plain.is_err(), "HTTP without TLS was accepted");
+    let handshakes = "producer_http_tls_handshakes_total";
+    wait_counted(&producer, handshakes, ("outcome", "failed"), 2).await?;
 
+    // Both ports read the files.
     let reloads = "producer_file_reloads_total";
     after.write_identity(path, "server")?;
-    wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
+    wait_counted(&producer, reloads, ("outcome", "done"), 2).await?;
     Stream::expect_rejected(&producer, true, with_ca(&old), "not signed by an authority").await?;
     Stream::open(&producer, "late", true, with_ca(&new)).await?;
+    let distrusting = HttpsClient::connect(http, &old).await;
+    ensure!(distrusting.is_err(), "the old certificate is in use");
+    HttpsClient::connect(http, &new).await?.close().await?;
 
     write(path, "server.pem", "no certificate at all")?;
-    wait_counted(&producer, reloads, ("outcome", "failed"), 1).await?;
+    wait_counted(&producer, reloads, ("outcome", "failed"), 2).await?;
     Stream::open(&producer, "late", true, with_ca(&new)).await?;
-    producer.accept("alice", 17, "a-1").await?;
-    assert_eq!(stream.read().await?, "alice");
+    HttpsClient::connect(http, &new)
+        .await?
+        .sync(&["dave"])
+        .await?;
+    keep_alive.sync(&["erin"]).await?;
+    assert_eq!(stream.read().await?, "dave");
+    assert_eq!(stream.read().await?, "erin");
+    keep_alive.close().await?;
     let log = || producer.process.last_lines(usize::MAX);
-    wait_logged_times(log, "contains no certificate", 1).await?;
-    wait_logged_times(log, "keeping the current ones", 1).await?;
+    wait_logged_times(log, "contains no certificate", 2).await?;
+    wait_logged_times(log, "keeping the current ones", 2).await?;
 
     after.write_identity(path, "server")?;
-    wait_counted(&producer, reloads, ("outcome", "done"), 2).await
+    wait_counted(&producer, reloads, ("outcome", "done"), 4).await
 }
 
 #[tokio::test]
@@ -368,7 +409,7 @@ async fn plain_text_loopback_ports_log_no_warning() -> Result<()> {
 }
 
 #[tokio::test]
-async fn python_client_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
+async fn python_client_syncs_and_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
     let dir = TempDir::new()?;
     let python = python_client::python().await?;
     let generated = dir.path().join("generated");
@@ -378,12 +419,18 @@ async fn python_client_reads_over_tls_with_a_certificate_and_a_token() -> Result
     let tokens = write(dir.path(), "tokens", TOKEN)?;
     let (certificate, key) = ours.write_identity(dir.path(), "node")?;
     let flags = ["--tls-client-ca", &ca, "--token-file", &tokens];
-    let producer = start_with_tls(&dir, &ours, &flags).await?;
-    producer.accept("alice", 17, "a-1").await?;
+    let producer = start_with_https(&dir, &ours, &flags).await?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/secure_client.py");
     let client = tokio::process::Command::new(&python)
         .arg(script)
-        .args([grpc(&producer), &ca, &certificate, &key, &tokens])
+        .args([
+            &producer.http,
+            grpc(&producer),
+            &ca,
+            &certificate,
+            &key,
+            &tokens,
+        ])
         .arg(&generated)
         .stdin(Stdio::null())
         .kill_on_drop(true)

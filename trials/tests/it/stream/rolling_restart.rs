@@ -1,7 +1,8 @@
 //! Rolling restart of two producers behind a load balancer, under load: no client sees an error, no accepted cookie is lost, and
 //! consumers confirm it.
 //!
-//! The load balancer is haproxy with `deploy/haproxy.cfg`, with changed addresses. `ROLLING_RATE` sets the requests per second; the
+//! The load balancer is haproxy with `deploy/haproxy.cfg`, with changed addresses. It connects to the second producer over TLS, with a
+//! PROXY header. `ROLLING_RATE` sets the requests per second; the
 //! default suits a debug build on a busy machine.
 
 use std::time::Duration;
@@ -22,8 +23,12 @@ use tempfile::TempDir;
 use tokio::{net::TcpStream, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{
-    Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, reserve_machine, wait_until,
+use crate::{
+    edge::security::certificates::Authority,
+    harness::{
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, reserve_machine,
+        wait_until,
+    },
 };
 
 /// The shipped configuration.
@@ -60,7 +65,7 @@ impl RequestHistory for RejectionsUnknown {
 }
 
 /// The shipped configuration with the addresses of these producers.
-fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
+fn configuration(address: &str, producers: [(&Producer, &str); 2]) -> Result<String> {
     let mut text = CONFIG.to_owned();
     let mut replace = |from: &str, to: &str| {
         ensure!(text.contains(from), "{from:?} is not in the configuration");
@@ -68,11 +73,11 @@ fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
         anyhow::Ok(())
     };
     replace("bind :8080", &format!("bind {address}"))?;
-    for (number, producer) in (1..).zip(producers) {
+    for (number, (producer, options)) in (1..).zip(producers) {
         let port = producer.admin.rsplit(':').next().unwrap_or_default();
         replace(
             &format!("producer-{number}:8080 port 9090"),
-            &format!("{} port {port}", producer.http),
+            &format!("{} port {port} {options}", producer.http),
         )?;
     }
     Ok(text)
@@ -81,7 +86,7 @@ fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
 /// Starts haproxy in front of the producers and returns its address. `None` (a skipped test) without haproxy.
 async fn start_haproxy(
     dir: &TempDir,
-    producers: [&Producer; 2],
+    producers: [(&Producer, &str); 2],
 ) -> Result<Option<(Process, String)>> {
     let Some(program) = installed_or_skip(&["haproxy"]) else {
         return Ok(None);
@@ -149,8 +154,20 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
     let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut first = Producer::start(&dir, &FLAGS).await?;
-    let mut second = Producer::start(&dir, &FLAGS).await?;
-    let Some((mut haproxy, address)) = start_haproxy(&dir, [&first, &second]).await? else {
+    let authority = Authority::new("ours")?;
+    let ca = authority.write(dir.path(), "ca.pem")?;
+    let (certificate, key) = authority.write_identity(dir.path(), "server")?;
+    let opening = [
+        "--http-tls-cert",
+        &certificate,
+        "--http-tls-key",
+        &key,
+        "--proxy-protocol-from=127.0.0.1",
+    ];
+    let mut second = Producer::start(&dir, &[&FLAGS[..], &opening].concat()).await?;
+    let options = format!("send-proxy-v2 ssl verify required ca-file {ca} verifyhost localhost");
+    let producers = [(&first, ""), (&second, &*options)];
+    let Some((mut haproxy, address)) = start_haproxy(&dir, producers).await? else {
         return Ok(());
     };
     let stores = ["a", "b"].map(|name| dir.path().join(name));
@@ -201,6 +218,17 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
     haproxy.check()?;
     eprintln!("{}", outcome.summary());
     ensure!(outcome.counts.errors() == 0, "{}", outcome.summary());
+    let metrics = second.metrics().await?;
+    for (name, label, reason) in [
+        ("producer_http_tls_handshakes_total", "outcome", "failed"),
+        (
+            names::HTTP_CONNECTIONS_CLOSED,
+            "reason",
+            "invalid_proxy_header",
+        ),
+    ] {
+        assert_eq!(metrics.count(name, &[(label, reason)]), 0, "{reason}");
+    }
 
     for consumer in &mut consumers {
         wait_received(consumer, outcome.counts.accepted).await?;

@@ -181,6 +181,9 @@ fn files(dir: &TempDir) -> Result<Files> {
         ])
     };
     let mut of_producer = flags("--tls-client-ca", "producer")?;
+    let (certificate, key) = authority.write_identity(path, "http")?;
+    of_producer.push(format!("--http-tls-cert={certificate}"));
+    of_producer.push(format!("--http-tls-key={key}"));
     let contracts = root().join("examples/contracts.toml");
     of_producer.push(format!("--contracts={}", contracts.display()));
     let tokens = write(path, "api-tokens", "partner a-token-that-is-good * write\n")?;

@@ -108,6 +108,7 @@ impl Producer {
         let mut response = Vec::new();
         let mut read = ReadRequests {
             read_at: Instant::now(),
+            client: None,
             known: &mut known,
             batch: &mut batch,
             tally: Tally::default(),
