@@ -238,7 +238,7 @@ async fn connection_after_its_handshake_has_the_idle_timeout() {
     let tls = server::Handshakes::new(files, &registry, "test", "handshakes_total").unwrap();
     let (tls, stage) = (Arc::new(tls), Stage::default());
     let limits = Limits {
-        connections_max: 1,
+        connections_max: 100,
         connections_per_address_max: None,
         request_timeout: Some(Duration::from_secs(10)),
         idle_timeout: Duration::from_secs(60),
