@@ -130,7 +130,7 @@ impl<O: Origin> Checker<O> {
         });
         let mut removals_left = judged?;
         if let Some(cookies) = cookies {
-            let published = matches::publish(cookies, &results).await;
+            let published = matches::publish(cookies, assets, &mut results).await;
             published.map_err(|error| not_stored(&error))?;
         }
         let drops_failed = app.settings.on_failure == OnFailure::Drop;

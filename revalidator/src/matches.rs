@@ -117,14 +117,29 @@ pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> 
     since.is_some_and(|since| now.saturating_sub(since) >= apart)
 }
 
-/// Publishes changed matches.
+/// Publishes changed matches. Results whose uid the producer rejects become malformed, and their matches are kept.
 ///
 /// # Errors
 /// When no producer accepts the changes.
-pub async fn publish(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
-    let changed = results.iter().filter(|it| it.outcome == Outcome::Changed);
+pub async fn publish(
+    cookies: &Cookies,
+    assets: &[Asset],
+    results: &mut [AssetResult],
+) -> Result<()> {
+    let results = results.iter_mut().zip(assets);
+    let changed: Vec<_> = results
+        .filter(|(it, _)| it.outcome == Outcome::Changed)
+        .collect();
     let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "b": it.uid, "t": it.as_of});
-    post(cookies, "/v1/cookies", changed.map(|it| row(&it.asset))).await
+    let rows = changed.iter().map(|(it, _)| row(&it.asset));
+    let rejected = post(cookies, "/v1/cookies", rows).await?;
+    for (row, (result, asset)) in (1..).zip(changed) {
+        if rejected.contains(&row) {
+            (result.outcome, result.was_stale) = (Outcome::Malformed, false);
+            result.asset = asset.clone();
+        }
+    }
+    Ok(())
 }
 
 /// Notes confirmed and missing matches; returns how many notes failed.
@@ -158,20 +173,37 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
 pub async fn remove(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
     let removed = results.iter().filter(|it| it.is_deleted);
     let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "t": it.as_of});
-    post(cookies, "/v1/deletions", removed.map(|it| row(&it.asset))).await
+    let rows = removed.map(|it| row(&it.asset));
+    post(cookies, "/v1/deletions", rows).await.map(drop)
 }
 
-async fn post(cookies: &Cookies, path: &str, rows: impl Iterator<Item = Value>) -> Result<()> {
+/// Sends rows to a producer. Returns the numbers, from 1, of those whose uid it rejects.
+async fn post(
+    cookies: &Cookies,
+    path: &str,
+    rows: impl Iterator<Item = Value>,
+) -> Result<Vec<u64>> {
     let rows: Vec<_> = rows.map(|row| format!("{row}\n")).collect();
     if rows.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let response = cookies.producers.call(path, Some(rows.concat())).await?;
     let response: Value = serde_json::from_slice(&response).context("invalid producer reply")?;
+    let of_uid = |it: &&Value| {
+        let reason = it["reason"].as_str();
+        reason.is_some_and(|it| it.starts_with("uid_") || it == "buyer_invalid")
+    };
+    let errors = response["errors"].as_array().into_iter().flatten();
+    let rejected: Vec<_> = errors
+        .filter(of_uid)
+        .filter_map(|it| it["row"].as_u64())
+        .collect();
     let (count, [accepted, dropped]) =
         (rows.len(), ["accepted", "dropped"].map(|it| &response[it]));
-    // The others are invalid.
     let error = format!("the producer accepted {accepted} of {count} rows and dropped {dropped}");
-    ensure!(*accepted == count, error);
-    Ok(())
+    ensure!(
+        accepted.as_u64() == Some((count - rejected.len().min(count)) as u64),
+        error
+    );
+    Ok(rejected)
 }

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::{
     apps::{App, CurrentApps},
     batch::{Checker, Progress, Suspension, mean},
-    concurrency::Controller,
+    concurrency::{BatchTimes, Controller},
     engine::{ACK_WAIT, Bucket, Engine, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
@@ -322,6 +322,14 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         let Some(Ok((results, times))) = checked else {
             self.memory.interrupted = Some((hash, progress));
             if let Some(Err(suspension)) = checked {
+                // A throttled batch lowers it when it is complete.
+                if suspension.1.is_none() {
+                    let has_failures = true;
+                    self.memory.controller.finish(BatchTimes {
+                        has_failures,
+                        ..BatchTimes::default()
+                    });
+                }
                 self.suspend(suspension).await?;
             }
             return Ok(false);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use runtime::metrics::Registry;
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
@@ -316,9 +317,21 @@ async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetR
         (if number < missing { 404 } else { 200 }, body, 10)
     });
     setup.gone_before = were_missing;
-    let (address, _tasks) = serve(None, |request| {
-        let count = request.matches("\"u\"").count();
-        let body = format!("{{\"accepted\":{count}}}");
+    check_matches(setup, 0, "").await.unwrap()
+}
+
+/// Checks matches with a producer that rejects the first published ones for this reason.
+async fn check_matches(
+    mut setup: Setup,
+    rejected: usize,
+    reason: &'static str,
+) -> Result<Vec<AssetResult>, Suspension> {
+    let (address, _tasks) = serve(None, move |request| {
+        let accepted = request.matches("\"u\"").count() - rejected;
+        let errors: Vec<_> = (1..=rejected)
+            .map(|row| json!({"row": row, "reason": reason}))
+            .collect();
+        let body = json!({"accepted": accepted, "errors": errors}).to_string();
         let length = body.len();
         format!("HTTP/1.1 202 X\r\nContent-Length: {length}\r\n\r\n{body}")
     })
@@ -328,7 +341,23 @@ async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetR
          url = \"https://a.example/{{user}}\"\nnodes = {{ urls = [\"http://a\"] }}\nproducers = {{ urls = [\"http://{address}\"] }}\n"
     );
     setup.app = Apps::parse(&text).unwrap().get("b").unwrap();
-    setup.check(AllowDelete::Partial).await.unwrap()
+    setup.check(AllowDelete::Partial).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn match_whose_uid_the_producer_rejects_is_kept() {
+    let new = |_| (200, "{\"uid\":\"new\"}", 10);
+    for reason in ["uid_pattern", "uid_macro", "buyer_invalid"] {
+        let results = check_matches(Setup::new(new), 2, reason).await.unwrap();
+        let is_kept = |it: &&AssetResult| {
+            it.outcome == Outcome::Malformed && it.asset.uid.is_empty() && !it.was_stale
+        };
+        assert_eq!(results[..2].iter().filter(is_kept).count(), 2, "{reason}");
+        let mut others = results[2..].iter();
+        assert!(others.all(|it| it.outcome == Outcome::Changed && it.asset.uid == "new"));
+    }
+    let forbidden = check_matches(Setup::new(new), 1, "forbidden_dsp").await;
+    assert!(forbidden.unwrap_err().0.contains("accepted 99 of 100 rows"));
 }
 
 #[tokio::test(start_paused = true)]

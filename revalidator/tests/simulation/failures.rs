@@ -1,6 +1,10 @@
 //! Origins, workers, makers and brokers that fail.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use revalidator::messages::{AllowDelete, Asset, Outcome, RevalidatorState, ServerState};
 
@@ -97,6 +101,34 @@ async fn a9_half_failed_suspends_and_the_worker_takes_another_job() {
         (300, 0, None)
     );
     assert!((START + 3 * MINUTE..START + 4 * MINUTE).contains(&ended.ended_at.unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a9_half_failed_lowers_the_number_of_parallel_requests() {
+    let starts = Arc::new(Mutex::new(BTreeMap::<u64, usize>::new()));
+    let of_origin = Arc::clone(&starts);
+    let mut simulation = Simulation::new(APPS, move |asset, now| {
+        let is_last = number(asset) >= 500;
+        if is_last {
+            *of_origin.lock().unwrap().entry(now).or_default() += 1;
+        }
+        (
+            if is_last && now < START + MINUTE {
+                500
+            } else {
+                304
+            },
+            TIME,
+        )
+    });
+    simulation.maker();
+    simulation.worker();
+    simulation.job("one", "a", 600, |_| ()).await;
+    simulation.wait_ended("a").await;
+    let starts = starts.lock().unwrap();
+    let max = |times: std::ops::Range<u64>| starts.range(times).map(|it| *it.1).max();
+    assert_eq!(max(START..START + MINUTE), Some(16));
+    assert_eq!(max(START + MINUTE..START + 10 * MINUTE), Some(14));
 }
 
 #[tokio::test(start_paused = true)]
