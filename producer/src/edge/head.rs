@@ -241,6 +241,8 @@ mod tests {
             Err(HeadError::Malformed),
         );
         check("\0\u{1}\u{2}", Err(HeadError::Malformed));
+        let proxy_header = "\r\n\r\n\0\r\nQUIT\n!\u{11}\0\u{c}";
+        check(proxy_header, Err(HeadError::Malformed));
     }
 
     #[test]
