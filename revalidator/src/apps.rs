@@ -58,10 +58,12 @@ impl App {
             settings.max_body = settings.max_body.min(cookies::BODY_BYTES_MAX);
         }
         let it = &settings;
-        let bounds = it.concurrency;
+        let (min, max) = (it.concurrency.min, it.concurrency.max);
+        let has_bounds =
+            1 <= min && min <= max && max <= BATCH_ASSETS_MAX && it.concurrency.step > 0;
         let cookies = it.cookies.as_ref();
         let found = cookies.map(|cookies| cookies.errors(|url| it.allowed(url)));
-        let mut errors = Errors(found.unwrap_or_default());
+        let mut errors = found.unwrap_or_default();
         let kind = if cookies.is_some() { "cookies" } else { "list" };
         let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
         let checks = [
@@ -72,11 +74,7 @@ impl App {
                 "allow_delete: with kind cookies, use none or partial",
             ),
             (is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -"),
-            ((1..=bounds.max).contains(&bounds.min), CONCURRENCY_ERROR),
-            (
-                bounds.max <= BATCH_ASSETS_MAX && bounds.step >= 1,
-                CONCURRENCY_ERROR,
-            ),
+            (has_bounds, CONCURRENCY_ERROR),
             ((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1"),
             (
                 (1..=WORKERS_NEEDED_MAX).contains(&it.workers),
@@ -98,21 +96,21 @@ impl App {
             ),
         ];
         let failed = checks.into_iter().filter(|(is_valid, _)| !is_valid);
-        errors.0.extend(failed.map(|(_, error)| error.to_owned()));
+        errors.extend(failed.map(|(_, error)| error.to_owned()));
         let mut normalize = Vec::new();
         for pattern in &it.normalize {
             let regex = Regex::new(pattern).map_err(|error| error.to_string());
-            normalize.extend(errors.value("normalize", Some(regex)));
+            normalize.extend(valid(&mut errors, "normalize", Some(regex)));
         }
         let contents = it.contents.as_deref().map(Contents::parse);
-        let contents = errors.value("contents", contents);
+        let contents = valid(&mut errors, "contents", contents);
         let schedule = it.schedule.as_deref().map(Schedule::parse);
-        let schedule = errors.value("schedule", schedule);
+        let schedule = valid(&mut errors, "schedule", schedule);
         let null_means = cookies.map(|it| it.null_means);
         let settings = Arc::new(settings);
-        let client = errors.value("client", Some(network::client(&settings)));
-        let Some(client) = client.filter(|_| errors.0.is_empty()) else {
-            return Err(errors.0);
+        let client = valid(&mut errors, "client", Some(network::client(&settings)));
+        let Some(client) = client.filter(|_| errors.is_empty()) else {
+            return Err(errors);
         };
         Ok(Self {
             name: name.to_owned(),
@@ -129,16 +127,14 @@ impl App {
     }
 }
 
-/// Errors in the settings of an application.
-#[derive(Default)]
-struct Errors(Vec<String>);
-
-impl Errors {
-    /// The value of a setting that is there and valid.
-    fn value<T>(&mut self, setting: &str, value: Option<Result<T, String>>) -> Option<T> {
-        let error = |error| self.0.push(format!("{setting}: {error}"));
-        value.and_then(|value| value.map_err(error).ok())
-    }
+/// The value of a setting that is there and valid.
+fn valid<T>(
+    errors: &mut Vec<String>,
+    setting: &str,
+    value: Option<Result<T, String>>,
+) -> Option<T> {
+    let error = |error| errors.push(format!("{setting}: {error}"));
+    value.and_then(|value| value.map_err(error).ok())
 }
 
 /// Whether a status can mean that an object is gone: others refuse or throttle requests.

@@ -280,30 +280,25 @@ impl Revalidator {
         Ok(serde_json::from_str(&body)?)
     }
 
-    /// Waits until a condition holds for a job.
+    /// Waits until a condition holds for a job, as long as its status changes.
     pub(crate) async fn wait_job(
         &self,
         id: &str,
         condition: impl Fn(&Value) -> bool,
     ) -> Result<Value> {
-        let deadline = Instant::now() + TIMEOUT;
+        let (mut last, mut deadline) = (Value::Null, Instant::now() + TIMEOUT);
         loop {
             // The broker may be unavailable for a moment.
             if let Ok(job) = self.job(id).await {
                 if condition(&job) {
                     return Ok(job);
                 }
-                ensure!(
-                    Instant::now() < deadline,
-                    "{job}\n{}",
-                    self.process.last_lines(30)
-                );
+                if job != last {
+                    (last, deadline) = (job, Instant::now() + TIMEOUT);
+                }
             }
-            ensure!(
-                Instant::now() < deadline + TIMEOUT,
-                "no status:\n{}",
-                self.process.last_lines(30)
-            );
+            let lines = || self.process.last_lines(30);
+            ensure!(Instant::now() < deadline, "{last}\n{}", lines());
             sleep(Duration::from_millis(50)).await;
         }
     }

@@ -185,6 +185,11 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
         job.push = true
     })
     .await;
+    // Its origin still demands a pause.
+    ended("throttled", ServerState::Finished, 2 * HOUR, |job| {
+        (job.push, job.throttled_until) = (true, Some(START + 4 * MINUTE))
+    })
+    .await;
     for number in 0..1010 {
         let check = |job: &mut JobStatus| job.push = true;
         ended(
@@ -198,13 +203,14 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
     simulation.maker();
     sleep_until(START + 2 * MINUTE).await;
     let left = ids(&simulation);
-    assert_eq!(left.len(), 1002);
+    assert_eq!(left.len(), 1003);
     for (id, is_left) in [
         ("cancelled", true),
         ("acknowledged", false),
         ("finished", false),
         ("new", true),
         ("check", false),
+        ("throttled", true),
         ("check-0009", false),
         ("check-0010", true),
     ] {
@@ -231,7 +237,8 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
         .unwrap();
     sleep_until(START + 6 * MINUTE).await;
     let left = ids(&simulation);
-    assert!(!left.contains(&"cancelled".to_owned()) && left.contains(&"new".to_owned()));
+    let has = |id: &str| left.iter().any(|it| it == id);
+    assert!(!has("cancelled") && !has("throttled") && has("new"));
 }
 
 #[tokio::test(start_paused = true)]
