@@ -118,7 +118,7 @@ impl Origin {
 
     /// All requests.
     pub(crate) fn total(&self) -> u32 {
-        self.requests().values().sum()
+        self.shared.requests.lock().unwrap().values().sum()
     }
 }
 

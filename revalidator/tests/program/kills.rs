@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Error, Result};
 use futures_util::{StreamExt as _, stream};
 use revalidator::contents::Contents;
+use tokio::task::JoinSet;
 
 use super::{
     harness::{Cluster, Origin, answer},
@@ -111,14 +112,18 @@ async fn a7_a8_killed_processes_and_brokers_lose_nothing_and_workers_are_never_t
 }
 
 /// `SIM_SEEDS=0..100` runs these seeds, four at a time.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 #[ignore = "long; .ci/nightly runs it"]
 async fn a8_kills_of_a_hundred_seeds_lose_and_remove_nothing() -> Result<()> {
     let seeds = std::env::var("SIM_SEEDS").unwrap_or_else(|_| "0..100".to_owned());
     let (first, end) = seeds.split_once("..").context("seeds like 0..100")?;
     let runs = stream::iter(first.parse::<u64>()?..end.parse()?);
+    // Tasks of their own, because files are written and removed synchronously.
     let runs = runs.map(|seed| async move {
-        let ended = run_with_kills(seed).await;
+        let mut task = JoinSet::new();
+        task.spawn(run_with_kills(seed));
+        let ended = task.join_next().await.context("one task")?;
+        let ended = ended.map_err(Error::from).flatten();
         println!("seed {seed}: {ended:?}");
         ended
     });
