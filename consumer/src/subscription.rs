@@ -278,8 +278,10 @@ impl Subscription {
             }
             let handled = self.handle(received, began, &mut position, &mut guard);
             handled.await?;
-            // Only a valid message counts as progress.
-            self.backoff.reset();
+            // Only valid cookies, losses or heartbeats count as progress: times to live follow each Hello.
+            if !is_ttls {
+                self.backoff.reset();
+            }
         }
     }
 

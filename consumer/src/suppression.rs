@@ -27,7 +27,7 @@ use siphasher::sip::SipHasher13;
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     store::WriteOutcome,
-    ttl::Ttls,
+    ttl::{Ttls, before},
 };
 
 /// Entries per bucket. Five entries use 120 of 128 bytes.
@@ -189,10 +189,12 @@ impl Suppression {
     }
 
     fn is_fresh(&self, entry: &PairEntry, cookie: &BatchCookie<'_>) -> bool {
-        let interval = self.interval.min(self.ttls.of(cookie.dsp_id) / 2);
+        // The store may have deleted by a shorter TTL than the current one.
+        let ttl = self.ttls.shortest(cookie.dsp_id);
+        let interval = self.interval.min(ttl / 2);
         let is_recent = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
         let stored = u64::from(entry.second) * 1_000_000;
-        is_recent && stored >= self.ttls.expired_before(cookie.dsp_id, self.now)
+        is_recent && stored >= before(self.now, ttl)
     }
 }
 

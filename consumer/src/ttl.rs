@@ -65,12 +65,24 @@ impl Ttls {
     /// The TTL of a DSP's cookies.
     #[must_use]
     pub fn of(&self, dsp_id: u32) -> Duration {
-        let configured = self.by_dsp.get(&dsp_id).copied().unwrap_or(self.default);
+        let configured = self.configured(dsp_id);
         let reported = self.reported.as_ref().and_then(|it| {
             let reported = it.read(|reports| reports.longest.of(dsp_id))?;
             Some(reported.max(it.floor))
         });
         reported.map_or(configured, |reported| reported.min(configured))
+    }
+
+    /// The shortest TTL that a DSP's cookies can have with any reports.
+    #[must_use]
+    pub fn shortest(&self, dsp_id: u32) -> Duration {
+        let configured = self.configured(dsp_id);
+        let floor = self.reported.as_ref().map(|it| it.floor);
+        floor.map_or(configured, |floor| floor.min(configured))
+    }
+
+    fn configured(&self, dsp_id: u32) -> Duration {
+        self.by_dsp.get(&dsp_id).copied().unwrap_or(self.default)
     }
 
     /// The maximum configured TTL.
@@ -111,7 +123,11 @@ impl ReportedTtls {
 
 impl Reports {
     fn set(&mut self, address: SocketAddr, report: Report) -> bool {
-        if report == Report::default() {
+        let none = Report::default();
+        if self.by_address.get(&address).unwrap_or(&none) == &report {
+            return false;
+        }
+        if report == none {
             self.by_address.remove(&address);
         } else {
             self.by_address.insert(address, report);
@@ -217,6 +233,11 @@ mod tests {
             &[(1, 10), (2, 3), (17, 7), (4, 14), (5, 14), (6, 14)],
         );
         check(&shared, &[(3, 2)]);
+        assert_eq!(
+            [1, 3, 17].map(|dsp| shared.shortest(dsp)),
+            [3 * DAY, 2 * DAY, 3 * DAY]
+        );
+        assert_eq!(ignoring.shortest(1), 14 * DAY);
         assert_eq!(shared.reported_dsps(), 5);
         assert_eq!(shared.max(), 14 * DAY, "the TTL of cursors");
         assert!(!report(&ttls, 1, &dsps, 0), "unchanged");

@@ -198,7 +198,10 @@ impl App {
             uid: config.network.uid,
             deletions: BrowserDeletions::new(&deletions),
         };
-        let access = config.security.open(&services, &app.streams)?;
+        let access =
+            config
+                .security
+                .open(&services, &app.streams, config.limits.http_connections)?;
         if let Some(port) = ports.api {
             let parts = api::Parts {
                 producer_id: producer_id.clone(),

@@ -109,11 +109,17 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Registers the metrics, and watches the files in tasks of `stage`.
+    /// Registers the metrics, and watches the files in tasks of `stage`. The HTTP port has up to `http_connections`, half of which
+    /// may be in a handshake: beyond, the oldest handshakes end, so that silent clients cannot fill the port.
     ///
     /// # Errors
     /// When one of the metrics is registered already.
-    pub fn open(&self, services: &Services, stage: &Stage) -> prometheus::Result<AccessControl> {
+    pub fn open(
+        &self,
+        services: &Services,
+        stage: &Stage,
+        http_connections: usize,
+    ) -> prometheus::Result<AccessControl> {
         let mut access = AccessControl::default();
         services.watch(self.tls.as_ref(), stage);
         services.watch(self.http_tls.as_ref(), stage);
@@ -128,7 +134,8 @@ impl Security {
         }
         if let Some(files) = &self.http_tls {
             let handshakes = open(files, "http_tls_handshakes_total")?;
-            access.http_tls = Some(Arc::new(handshakes.for_http_1(HTTP_HANDSHAKES_MAX)));
+            let handshakes_max = HTTP_HANDSHAKES_MAX.min(http_connections.div_ceil(2));
+            access.http_tls = Some(Arc::new(handshakes.for_http_1(handshakes_max)));
         }
         if let Some(tokens) = &self.token {
             let check = TokenCheck::new(Arc::clone(tokens), &services.registry)?;

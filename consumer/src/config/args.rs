@@ -186,7 +186,7 @@ pub struct RetentionArgs {
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// Let the contracts of producers shorten the times to live of DSPs to this time; empty to ignore them
+    /// Minimum time to live that the contracts of producers may set; empty to ignore them
     #[arg(
         long,
         value_name = "TIME",

@@ -102,6 +102,16 @@ fn duplicate_is_suppressed_for_the_interval_but_a_change_is_not() {
 }
 
 #[test]
+fn interval_is_limited_to_half_of_the_shortest_ttl_that_contracts_may_set() {
+    let ttls = Ttls::new(24 * HOUR, BTreeMap::new()).with_floor(Some(HOUR / 6));
+    let mut table = Table(Suppression::new(HOUR, 1 << 20, ttls), BatchId(0));
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
+    assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 1, "b")), Not);
+    // A contract that ended could have let the store delete it.
+    assert_eq!(passes(&mut table, 6 * MINUTE, ("u", 1, "b")), AsKnown);
+}
+
+#[test]
 fn late_duplicate_of_an_expired_cookie_is_written() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());

@@ -64,8 +64,9 @@ class Walk:
         self.publisher = f"https://publisher.example:{partners}/"
 
     def visit(self, url):
+        self.page.run("globalThis.isOld = true")
         self.page.call("Page.navigate", url=url)
-        self.page.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
+        self.page.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)} && !globalThis.isOld")
 
     def load(self, query, edge=None):
         """Loads a sync as an image of the publisher's page."""

@@ -230,6 +230,9 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
         assert_eq!(metrics.count(name, &[(label, reason)]), 0, "{reason}");
     }
 
+    let done = metrics.count("producer_http_tls_handshakes_total", &[("outcome", "done")]);
+    assert!(done > 0, "no connection is encrypted");
+
     for consumer in &mut consumers {
         wait_received(consumer, outcome.counts.accepted).await?;
         check_clean_restarts(consumer).await?;
