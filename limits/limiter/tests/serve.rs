@@ -16,7 +16,7 @@ mod port;
 #[path = "serve/restarts.rs"]
 mod restarts;
 /// A Redis or Valkey server.
-#[path = "../../sharing/tests/server/mod.rs"]
+#[path = "../../sharing/tests/it/server/mod.rs"]
 mod server;
 #[path = "serve/shared_limits.rs"]
 mod shared_limits;

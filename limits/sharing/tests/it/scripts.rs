@@ -1,13 +1,5 @@
 //! Compares the scripts with their Rust models over random traces, on a real server. Skipped without a server program.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test, in which all that fails is a failure"
-)]
-
-mod model;
-mod server;
-
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -24,7 +16,7 @@ use limits_sharing::{
 };
 use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
-use self::{model::Ledger, server::Server};
+use crate::{model::Ledger, server::Server};
 
 const ORDINARY: usize = 20_000;
 

@@ -1,7 +1,5 @@
 //! Simulates members and a server with faults: at every instant, the shares add up to at most the limit.
 
-mod model;
-
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -14,7 +12,7 @@ use limits_sharing::{
     terms::{Terms, WHOLE},
 };
 
-use self::model::Ledger;
+use crate::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
 

@@ -1,14 +1,12 @@
 //! Tests of the ledger with few members and one clock.
 
-mod model;
-
 use limits_sharing::{
     member::{Member, ShareState},
     messages::{Grant, LeaseReply, LimitShare},
     terms::{Terms, WHOLE},
 };
 
-use self::model::Ledger;
+use crate::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
 const LIMIT: &str = "limit";

@@ -1,6 +1,6 @@
 //! The ledger of a group: what the server stores and grants. The model of `lease.lua`, step for step. Pure: the caller passes the time.
 //!
-//! `tests/redis.rs` compares model and script over random traces. `tests/simulation.rs` tests the model with lost messages, pauses, restarts,
+//! `scripts.rs` compares model and script over random traces. `simulation.rs` tests the model with lost messages, pauses, restarts,
 //! clock steps, and clocks of different speeds.
 //!
 //! # Guarantee and proof
