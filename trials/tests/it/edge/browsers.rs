@@ -36,8 +36,9 @@ async fn browser_follows_redirects_opts_out_and_keeps_minted_cookies_if_it_may()
     fs::write(&file, contracts(partners))?;
     let file = file.display().to_string();
     let start = async |uid: &str| {
+        let tls = ["--http-tls-cert", &certificate, "--http-tls-key", &key];
         let flags = ["--contracts", &file, "--opt-out", "--uid", uid];
-        Producer::start(&dir, &flags).await
+        Producer::start(&dir, &[&tls[..], &flags].concat()).await
     };
     let producer = start("mint").await?;
     let partitioned = start("mint-partitioned").await?;
@@ -45,7 +46,7 @@ async fn browser_follows_redirects_opts_out_and_keeps_minted_cookies_if_it_may()
     let consumer = Consumer::start(&dir, "node", &[&producer, &partitioned], &store, &[]).await?;
     let origin = |name: &str, producer: &Producer| {
         let port = producer.http.rsplit(':').next().unwrap_or_default();
-        format!("http://{name}.localhost:{port}")
+        format!("https://{name}.example:{port}")
     };
     let arguments = [
         &*certificate,
