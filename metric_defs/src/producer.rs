@@ -13,7 +13,7 @@ pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const PRIVACY: MetricDef = MetricDef::counter(
     "producer_privacy_total",
-    "Decisions of the privacy gate about valid sync requests, by outcome. They have an effect in mode enforce only.",
+    "Decisions of the privacy gate about valid sync requests, by outcome. Matches are refused in mode enforce only.",
 )
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Accepted matches that their contract or the privacy gate would refuse if they were not in state or mode `observe`, by DSP and reason.",
+    "Accepted matches that their contract or the privacy gate would refuse outside of `observe`, by DSP and reason.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(

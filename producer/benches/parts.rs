@@ -41,7 +41,7 @@ mod counted {
     use producer::{
         edge::{
             head,
-            request::{self, Scratch},
+            request::{Scratch, StatedMatch},
         },
         log::{AppendBatch, Delivery, Log, Reader},
         shaping::Shaping,
@@ -58,8 +58,9 @@ mod counted {
                 .expect("a complete head");
             let mut scratch = Scratch::default();
             let cookies = head::cookies(headers);
-            let cookie = request::parse(head.query, cookies, &mut scratch);
-            black_box(cookie.expect("a valid cookie"));
+            let stated = StatedMatch::parse(head.query).expect("valid parameters");
+            let decoded = stated.decode(cookies, false, &mut scratch);
+            black_box(decoded.expect("a valid cookie"));
             input = &input[head.length..];
         }
     }
@@ -271,7 +272,7 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
         .expect("the file is written");
     let path = file.path().display().to_string();
     let named = NamedFile::from_flag("--contracts", &path).expect("a path");
-    let limits = Reloader::load(File(named)).expect("valid limits");
+    let limits = Reloader::load(File::new(named)).expect("valid limits");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
     let synced = SampleCookie::many();
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();

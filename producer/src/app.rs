@@ -24,13 +24,13 @@ use crate::{
     api::{self, Api},
     config::Config,
     edge::{
-        self, Browsers, Edge, Opening,
+        self, Edge, Opening,
         contracts::{
             Contracts,
             status::{self, ContractsStatus},
         },
-        deletions::BrowserDeletions,
         dsps::Dsps,
+        opt_out::OptOut,
     },
     epoch_history::{self, epoch},
     log::{self, Log},
@@ -141,10 +141,8 @@ impl App {
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
-        let (contracts, spool) = (
-            config.dsps.contracts.clone(),
-            config.dsps.limits_spool.as_ref(),
-        );
+        let contracts = config.dsps.contracts.clone();
+        let spool = config.dsps.limits_spool.as_ref();
         let shaping = contracts.map(|file| Shaping::open(&producer_id, file, spool, &log));
         let shaping = shaping.transpose()?;
         shaping::register(&registry, shaping.clone())?;
@@ -193,11 +191,16 @@ impl App {
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
             deletions.with_label_values(&[scope]);
         }
-        let browsers = Browsers {
-            opt_out: config.api.opt_out,
-            uid: config.network.uid,
-            deletions: BrowserDeletions::new(&deletions),
-        };
+        let opt_out = config.api.opt_out;
+        let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
+        let edge = Edge::new(
+            app.log.clone(),
+            app.shaping.clone(),
+            opt_out,
+            config.network.uid,
+            edge,
+            app.draining.clone(),
+        );
         let access =
             config
                 .security
@@ -220,13 +223,6 @@ impl App {
             let serving = api.serve(port, tls, services.connections("api")?, app.api.clone());
             app.api.tasks.spawn(serving);
         }
-        let edge = Edge::new(
-            app.log.clone(),
-            app.shaping.clone(),
-            browsers,
-            edge,
-            app.draining.clone(),
-        );
         let opening = Opening {
             proxies: config.network.proxies(),
             tls: access.http_tls.clone(),

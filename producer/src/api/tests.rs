@@ -50,7 +50,7 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(&file, limits).unwrap();
             let named = NamedFile::from_flag("--contracts", &file.path().display().to_string());
-            let limits = Reloader::load(File(named.unwrap())).unwrap();
+            let limits = Reloader::load(File::new(named.unwrap())).unwrap();
             Shaping::new(Arc::new(limits), log.clone())
         }),
         dsps: Dsps::register(&registry, 0, None).unwrap(),

@@ -85,10 +85,16 @@ pub struct Network {
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
 
-    /// What a browser without the HTTP cookie `uid` gets: `require` (an error), `mint` (a new `uid`, with a redirect to the same request) or `mint-partitioned` (a new `uid` with the attribute Partitioned)
+    /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, with a redirect to the same request) or `mint-partitioned` (a new `uid` with the attribute Partitioned)
     ///
     /// A match is recorded only if the browser returns the cookie.
-    #[arg(long, value_name = "MODE", default_value = "require")]
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value = "require",
+        hide_possible_values = true
+    )]
     pub uid: UidMode,
 
     /// Address for subscribers (gRPC)

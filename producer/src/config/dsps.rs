@@ -89,7 +89,7 @@ impl DspsArgs {
         }
         let file = NamedFile::from_flag("--contracts", &self.contracts);
         DspsConfig {
-            contracts: file.and_then(|file| load_files(errors, File(file))),
+            contracts: file.and_then(|file| load_files(errors, File::new(file))),
             limits_spool: spool,
             series_max: self.dsp_series_max,
         }

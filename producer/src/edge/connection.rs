@@ -239,6 +239,11 @@ impl EdgeConnection {
             requests += 1;
             edge.metrics.count(outcome);
             self.responses.write(outcome, options, read.output);
+            if read.output.len() > IDLE_BUFFER_BYTES {
+                // A buffer that grew by doubling would exceed the maximum.
+                read.output
+                    .reserve_exact(WRITE_BYTES_MAX.saturating_sub(read.output.len()));
+            }
             if options.close {
                 next = Next::Close;
             } else if read.output.len() >= WRITE_BYTES || requests >= YIELD_REQUESTS_MAX {

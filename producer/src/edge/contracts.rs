@@ -21,12 +21,12 @@ use regex::Regex;
 use serde::Deserialize;
 
 use super::{
+    answer::Answer,
     head,
     hygiene::{self, Flaw},
     privacy,
     redirect::Template,
     request::Rejection,
-    response::Answer,
 };
 
 /// The contracts of a file.
@@ -239,16 +239,15 @@ impl Contract {
     /// The rejection of a buyer uid, as sent, that was rejected while it was decoded: macros with a percent sign are not
     /// valid encodings.
     #[must_use]
-    pub fn refusal_of_invalid(&self, rejection: Rejection, sent: Option<&str>) -> Rejection {
+    pub fn refusal_of_invalid(&self, rejection: Rejection, sent: &str) -> Rejection {
         let is_encoding = matches!(
             rejection,
             Rejection::BuyerEncoding | Rejection::BuyerNotUtf8
         );
-        match sent
-            .filter(|_| is_encoding)
-            .and_then(|sent| self.flaw(sent))
-        {
-            Some(Flaw::Macro) if self.state == State::Allowed => Rejection::BuyerMacro,
+        match self.flaw(sent) {
+            Some(Flaw::Macro) if is_encoding && self.state == State::Allowed => {
+                Rejection::BuyerMacro
+            }
             _ => rejection,
         }
     }

@@ -18,7 +18,6 @@ const ACCEPTED: &str = "accepted";
 pub struct Metrics {
     /// Accepted requests, counted after their cookies are in the log.
     pub(super) accepted: IntCounter,
-    removed: IntCounter,
     opt_out: Vec<IntCounter>,
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
@@ -48,7 +47,6 @@ impl Metrics {
         let privacy: IntCounterVec = registry.add(producer::PRIVACY)?;
         Ok(Self {
             accepted: outcome(ACCEPTED),
-            removed: outcome("uid_removed"),
             opt_out: Page::LABELS.map(outcome).into(),
             rejected: Rejection::ALL
                 .iter()
@@ -74,10 +72,8 @@ impl Metrics {
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {
             Outcome::Accepted(_) => {}
-            Outcome::Removed(_) => self.removed.inc(),
             Outcome::OptOut(page) => self.opt_out[page as usize].inc(),
             Outcome::Rejected(rejection, _) => self.rejected[rejection as usize].inc(),
-            Outcome::BidderUnknown => self.rejected[Rejection::DspUnknown as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
             Outcome::HeadTooLarge => self.headers_too_large.inc(),

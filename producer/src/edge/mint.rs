@@ -4,12 +4,10 @@
 //! request, and a parameter that marks the second request. Only one that returns with the cookie is recorded. The marker
 //! ends the chain of redirects.
 
-use std::str::FromStr;
-
 use super::{
-    head::{HEAD_BYTES_MAX, Head},
+    answer::Answer,
+    head::Head,
     request::{self, Rejection},
-    response::Answer,
 };
 
 /// The parameter that marks the second request.
@@ -19,35 +17,19 @@ const MARKER: &str = "cookiesync_bounce";
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const USER_ID_BYTES: usize = 22;
 
-/// How much longer the second request is: by the marker, and by a Cookie header.
-const ADDED_BYTES: usize = "&=1".len() + MARKER.len() + "cookie: uid=\r\n".len() + USER_ID_BYTES;
+/// Maximum size of the response, except the query and the headers that follow.
+const REDIRECT_BYTES_MAX: usize = 512;
 
-/// What a sync request without the HTTP cookie `uid` gets (`--uid`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The response to a browser without the HTTP cookie `uid` (`--uid`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum UidMode {
     /// An error.
     #[default]
     Require,
     /// A new user id.
-    Mint {
-        /// The cookie has the attribute `Partitioned`.
-        partitioned: bool,
-    },
-}
-
-impl FromStr for UidMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "require" => Ok(Self::Require),
-            "mint" => Ok(Self::Mint { partitioned: false }),
-            "mint-partitioned" => Ok(Self::Mint { partitioned: true }),
-            _ => Err(format!(
-                "unknown mode {text:?}: use require, mint or mint-partitioned"
-            )),
-        }
-    }
+    Mint,
+    /// A new user id, in a cookie with the attribute `Partitioned`.
+    MintPartitioned,
 }
 
 impl UidMode {
@@ -60,7 +42,7 @@ impl UidMode {
     /// browsers accept.
     ///
     /// # Errors
-    /// If the browser was redirected before, or cannot be redirected.
+    /// If the browser was redirected before, or there are no random bits.
     pub(super) fn begin_redirect(
         self,
         head: &Head<'_>,
@@ -70,38 +52,24 @@ impl UidMode {
             return Err(Rejection::UserNotKept);
         }
         let mut random = [0; 16];
-        if head.length + ADDED_BYTES > HEAD_BYTES_MAX || getrandom::fill(&mut random).is_err() {
-            return Err(Rejection::UserMissing);
-        }
-        Answer::Redirect.begin(output);
-        let mut line = |parts: &[&str]| {
-            for part in parts {
-                output.extend_from_slice(part.as_bytes());
-            }
-        };
-        line(&[
-            "location: ",
-            head.path,
-            "?",
-            head.query,
-            "&",
-            MARKER,
-            "=1\r\n",
-        ]);
-        line(&["set-cookie: uid="]);
+        getrandom::fill(&mut random).map_err(|_| Rejection::UserMissing)?;
         let random = u128::from_ne_bytes(random);
         let digits = (0..USER_ID_BYTES).map(|it| ALPHABET[((random >> (6 * it)) % 64) as usize]);
-        output.extend(digits);
+        let user_id: String = digits.map(char::from).collect();
         let partitioned = match self {
-            Self::Mint { partitioned: true } => "; Partitioned\r\n",
-            _ => "\r\n",
+            Self::MintPartitioned => "; Partitioned",
+            _ => "",
         };
-        for part in [
-            "; Max-Age=34560000; Path=/; Secure; HttpOnly; SameSite=None",
-            partitioned,
-        ] {
-            output.extend_from_slice(part.as_bytes());
-        }
+        // Without a path, so that a proxy may have removed a prefix of it.
+        let lines = format!(
+            "location: ?{}&{MARKER}=1\r\nset-cookie: uid={user_id}; Max-Age=34560000; Path=/; Secure; HttpOnly; \
+             SameSite=None{partitioned}\r\n",
+            head.query
+        );
+        // The longest response must not double the buffer, which has a maximum.
+        output.reserve_exact(lines.len() + REDIRECT_BYTES_MAX);
+        Answer::Redirect.begin(output);
+        output.extend_from_slice(lines.as_bytes());
         Ok(())
     }
 }

@@ -2,17 +2,45 @@
 //!
 //! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
 //! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's
-//! user id is sent to all nodes. Syncs with the opt-out cookie get the usual response and are not recorded.
+//! user id is sent to all nodes. Its delivery is not checked. Syncs with the opt-out cookie get the usual response and are
+//! not recorded.
+//!
+//! Any client other than a browser can send such a POST with any user id, also repeatedly. A secret value in the form would not
+//! prevent that: such a client can request the form, too. Deletions are therefore limited for each client
+//! address, and for all clients together.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use httparse::Header;
+use prometheus::IntCounter;
+use proto::{ids, limits::USER_ID_BYTES_MAX};
+use runtime::listen::addresses;
+use tokio::time::Instant;
 
-use super::head::{self, Head};
+use super::{
+    head::{self, Head},
+    request::user_id,
+};
+use crate::{
+    log::{Deletion, Log},
+    rate_limits::{Rate, RateLimits},
+    shaping::Shaping,
+};
 
 /// The path of the page.
 pub(super) const PATH: &str = "/optout";
 
 /// The name and value of the cookie.
 const COOKIE: &[u8] = b"cookiesync_optout=1";
+
+/// Rate limits of deletions, and their bursts: of all clients together, and of one address, which many browsers may share.
+const RATES: [Rate; 2] = [("20/s", 1_000), ("1/s", 50)];
+
+/// Maximum number of tracked addresses: more than the total rate and its burst allow while an address has less than its burst.
+const ADDRESSES_MAX: usize = 4_096;
 
 /// The response to a request for the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,24 +55,89 @@ pub enum Page {
     OptedIn,
     /// The POST does not come from the page.
     Forbidden,
-    /// The rate of deletions exceeds its limit.
+    /// The rate of opt-outs exceeds its limit.
     Busy,
 }
 
-/// The response to a request for the page; `None` if its method is not allowed. If it is [`Page::OptedOut`], the cookies of
-/// the user must be deleted.
-pub(super) fn page(head: &Head<'_>, lines: &[Header<'_>]) -> Option<Page> {
-    Some(match head.method {
-        "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
-        "GET" | "HEAD" => Page::OptOut,
-        "POST" if !is_same_origin(lines) => Page::Forbidden,
-        "POST" => match head.query {
-            "choice=out" => Page::OptedOut,
-            "choice=in" => Page::OptedIn,
-            _ => Page::Forbidden,
-        },
-        _ => return None,
-    })
+/// The opt-out page of one producer.
+#[derive(Debug)]
+pub struct OptOut {
+    /// By network of the client; the total has no key.
+    limits: RateLimits<Option<IpAddr>, 2>,
+    deletions: IntCounter,
+}
+
+impl OptOut {
+    /// Counts deletions in `deletions`.
+    #[must_use]
+    pub fn new(deletions: IntCounter) -> Self {
+        Self {
+            limits: RateLimits::new(RATES, ADDRESSES_MAX),
+            deletions,
+        }
+    }
+
+    /// Responds to a request for the page; `None` if its method is not allowed. Without the address of the client, that in
+    /// `X-Forwarded-For` counts.
+    pub(super) fn handle(
+        &self,
+        head: &Head<'_>,
+        lines: &[Header<'_>],
+        client: Option<IpAddr>,
+        log: &Log,
+        shaping: Option<&Shaping>,
+    ) -> Option<Page> {
+        Some(match head.method {
+            "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
+            "GET" | "HEAD" => Page::OptOut,
+            "POST" if !is_same_origin(lines) => Page::Forbidden,
+            "POST" => match head.query {
+                "choice=out" => {
+                    let client = client.or_else(|| forwarded_for(lines));
+                    self.opt_out(lines, client, log, shaping)
+                }
+                "choice=in" => Page::OptedIn,
+                _ => Page::Forbidden,
+            },
+            _ => return None,
+        })
+    }
+
+    fn opt_out(
+        &self,
+        lines: &[Header<'_>],
+        client: Option<IpAddr>,
+        log: &Log,
+        shaping: Option<&Shaping>,
+    ) -> Page {
+        let user_id = user_id(head::cookies(lines))
+            .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
+        let Some(user_id) = user_id else {
+            // The browser has no user id, so there is nothing to delete.
+            return Page::OptedOut;
+        };
+        let mut rates = vec![(0, None)];
+        rates.extend(client.map(|client| (1, Some(addresses::network(client)))));
+        let charged = self
+            .limits
+            .charge(&rates, 1, Instant::now(), Duration::ZERO);
+        if charged.is_err() {
+            return Page::Busy;
+        }
+        let deletion = vec![Deletion {
+            user_id: user_id.to_owned(),
+            dsp_id: 0,
+            until_unix_micros: None,
+        }];
+        if let Some(shaping) = shaping {
+            shaping.delete(&deletion);
+        }
+        if log.append_deletions(deletion).is_err() {
+            return Page::Busy;
+        }
+        self.deletions.inc();
+        Page::OptedOut
+    }
 }
 
 /// Whether a request carries the opt-out cookie.
@@ -64,6 +157,14 @@ fn is_same_origin(lines: &[Header<'_>]) -> bool {
     });
     let is_same = origin.is_some() && origin == value("host");
     is_same && value("sec-fetch-site").is_none_or(|site| site == b"same-origin")
+}
+
+/// The last address of `X-Forwarded-For`: the nearest proxy added it.
+fn forwarded_for(lines: &[Header<'_>]) -> Option<IpAddr> {
+    let last = head::values(lines, "x-forwarded-for").last()?;
+    let last = str::from_utf8(last).ok()?.rsplit(',').next()?.trim();
+    let address = last.parse::<IpAddr>().ok();
+    address.or_else(|| Some(last.parse::<SocketAddr>().ok()?.ip()))
 }
 
 impl Page {
@@ -104,7 +205,7 @@ impl Page {
             Self::OptIn => include_str!("opt_out/in.html"),
             Self::OptedOut | Self::OptedIn => "",
             Self::Forbidden => "reload the opt-out page and use its button\n",
-            Self::Busy => "too many deletions at the moment; retry in a few seconds\n",
+            Self::Busy => "too many opt-outs at the moment; retry in a few seconds\n",
         }
     }
 }
@@ -144,6 +245,39 @@ mod tests {
         ] {
             assert_eq!(is_same_origin(&lines(&headers)), expected, "{headers:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_address_cannot_use_up_the_rate_of_all() {
+        let opt_out = OptOut::new(IntCounter::new("deletions", "deletions").unwrap());
+        let log = Log::new(crate::log::Config {
+            epoch: 1,
+            bytes_max: 1 << 20,
+            chunk_bytes: proto::limits::CHUNK_BYTES_DEFAULT,
+            chunk_age: Duration::from_secs(60),
+            idle_after: Duration::from_secs(60),
+        });
+        let opted_out = |forwarded: &str| {
+            let lines = lines(&[
+                ("Cookie", "uid=alice"),
+                ("X-Forwarded-For", "203.0.113.9"),
+                ("x-forwarded-for", forwarded),
+            ]);
+            let client = forwarded_for(&lines);
+            let page = |_: &u64| opt_out.opt_out(&lines, client, &log, None) == Page::OptedOut;
+            (0..100).filter(page).count()
+        };
+        // The client may send the header, too; the nearest proxy appends the last address.
+        assert_eq!(opted_out("198.51.100.1"), 50);
+        assert_eq!(opted_out("192.0.2.1, 198.51.100.1"), 0);
+        assert_eq!(opted_out("198.51.100.1:567"), 0);
+        assert_eq!(opted_out("2001:db8::1"), 50);
+        assert_eq!(opted_out("2001:db8::2"), 0);
+        assert_eq!(opted_out("198.51.100.2"), 50);
+        for address in 0..20 {
+            opted_out(&format!("192.0.2.{address}"));
+        }
+        assert_eq!(opted_out("198.51.100.3"), 0, "the rate of all is used up");
     }
 
     #[test]

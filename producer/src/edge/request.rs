@@ -1,4 +1,5 @@
-//! Parses a sync request: from its query and Cookie headers to a cookie or a rejection with a reason.
+//! Parses a sync request: from its query and Cookie headers to a cookie or a rejection with a reason. Reasons name the
+//! parameters of `/sync`, also for `/setuid`.
 //!
 //! Pure, without allocation: values are decoded into a [`Scratch`] of the caller.
 
@@ -7,6 +8,8 @@ use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::CookieRef,
 };
+
+use super::answer::Answer;
 
 /// The name of the HTTP cookie that holds the user id.
 const USER_COOKIE: &[u8] = b"uid";
@@ -62,8 +65,9 @@ rejections! {
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
     /// `d` is not a decimal from 1 to 4294967295.
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
-    /// No contract lists the DSP, and `unknown_dsps` is `refuse`. Checked by the edge, like all rejections by a contract.
-    DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a known DSP\n";
+    /// No contract lists the DSP, and `unknown_dsps` is `refuse`, or no contract has the `bidder` of `/setuid` as its name.
+    /// Checked by the edge, like all rejections by a contract.
+    DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) is not a known DSP\n";
     /// The contract of the DSP blocks it.
     DspBlocked, "dsp_blocked", "parameter d (the DSP id) is a blocked DSP\n";
     /// `b` is missing.
@@ -110,64 +114,57 @@ rejections! {
     SignalsInvalid, "privacy_invalid", "parameter gdpr, gdpr_consent, gpp or gpp_sid is invalid, or GDPR applies and there is no consent string\n";
 }
 
-/// Parses `d` and `b` from the query, in any order among other parameters, and `uid` from the Cookie headers.
-///
-/// # Errors
-/// The first [`Rejection`] found, the query's before the cookie's.
-pub fn parse<'a>(
-    query: &'a str,
-    cookie_headers: impl Iterator<Item = &'a [u8]>,
-    scratch: &'a mut Scratch,
-) -> Result<CookieRef<'a>, Rejection> {
-    StatedMatch::parse(query)?.cookie(cookie_headers, false, scratch)
-}
-
 /// A match as a query states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StatedMatch<'a> {
-    pub(super) dsp_id: u32,
-    /// Percent-encoded; `None` if the match is to be deleted.
-    pub(super) buyer_uid: Option<&'a str>,
+pub struct StatedMatch<'a> {
+    /// The DSP id.
+    pub dsp_id: u32,
+    /// The buyer uid, percent-encoded.
+    pub buyer_uid: &'a str,
+    /// Replaces the answer of the contract.
+    pub format: Option<Answer>,
 }
 
 impl<'a> StatedMatch<'a> {
-    /// Parses `d`, and finds `b`.
-    pub(super) fn parse(query: &'a str) -> Result<Self, Rejection> {
+    /// Parses `d` and finds `b`, in any order among other parameters.
+    ///
+    /// # Errors
+    /// The first [`Rejection`] found.
+    pub fn parse(query: &'a str) -> Result<Self, Rejection> {
         let (dsp_id, buyer_uid) = query_parameters(query)?;
         Ok(Self {
             dsp_id: parse_dsp_id(dsp_id)?,
-            buyer_uid: Some(buyer_uid),
+            buyer_uid,
+            format: None,
         })
     }
 
-    /// The cookie of this match. If the user id is missing, it is empty if `mints`, or if the match is to be deleted.
-    pub(super) fn cookie<'s>(
+    /// The buyer uid, and the cookie of this match with the user id from the Cookie headers. If `mints`, there may be no user
+    /// id, and then there is no cookie: an empty user id would mean all users.
+    ///
+    /// # Errors
+    /// The first [`Rejection`] found, the buyer uid's before the user id's.
+    pub fn decode<'s>(
         self,
         cookie_headers: impl Iterator<Item = &'s [u8]>,
         mints: bool,
         scratch: &'s mut Scratch,
-    ) -> Result<CookieRef<'s>, Rejection>
+    ) -> Result<(&'s str, Option<CookieRef<'s>>), Rejection>
     where
         'a: 's,
     {
-        let buyer_uid = match self.buyer_uid {
-            Some(encoded) => parse_buyer_uid(encoded, &mut scratch.buyer_uid)?,
-            None => "",
-        };
+        let buyer_uid = parse_buyer_uid(self.buyer_uid, &mut scratch.buyer_uid)?;
         let user_id = match parse_user_id(cookie_headers) {
-            Err(Rejection::UserMissing | Rejection::UserEmpty)
-                if mints || self.buyer_uid.is_none() =>
-            {
-                ""
-            }
-            user_id => user_id?,
+            Err(Rejection::UserMissing | Rejection::UserEmpty) if mints => None,
+            user_id => Some(user_id?),
         };
-        Ok(CookieRef {
+        let cookie = |user_id| CookieRef {
             user_id,
             dsp_id: self.dsp_id,
             buyer_uid,
             age_micros: 0,
-        })
+        };
+        Ok((buyer_uid, user_id.map(cookie)))
     }
 }
 
@@ -347,8 +344,13 @@ mod tests {
     fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
         let mut scratch = Scratch::default();
         let headers = cookies.iter().map(|header| header.as_bytes());
-        let parsed = parse(query, headers, &mut scratch);
-        let parsed = parsed.map(|cookie| (cookie.user_id, cookie.dsp_id, cookie.buyer_uid));
+        let stated = StatedMatch::parse(query);
+        let decoded = stated.and_then(|stated| stated.decode(headers, false, &mut scratch));
+        let parsed = decoded.map(|(buyer_uid, cookie)| {
+            let cookie = cookie.unwrap();
+            assert_eq!(cookie.buyer_uid, buyer_uid);
+            (cookie.user_id, cookie.dsp_id, buyer_uid)
+        });
         assert_eq!(parsed, expected, "{query} {cookies:?}");
     }
 

@@ -1,24 +1,18 @@
-//! Responses of the edge. The only place that maps outcomes to HTTP.
+//! Responses of the edge. The only place that maps outcomes to HTTP, except the first lines of an [`Answer`].
 
 use std::time::{Duration, SystemTime};
 
-use serde::Deserialize;
-
-use super::{opt_out::Page, request::Rejection};
+use super::{answer::Answer, opt_out::Page, request::Rejection};
 
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The cookie is in the log, or its limit queued or dropped it.
     Accepted(Answer),
-    /// The match of a user is deleted.
-    Removed(Answer),
     /// The opt-out page.
     OptOut(Page),
     /// Invalid input, or a match that the contract of its DSP does not permit. Without an answer, the status is an error.
     Rejected(Rejection, Option<Answer>),
-    /// No DSP has the name that a request to `/setuid` contains.
-    BidderUnknown,
     /// Unknown path.
     NotFound,
     /// Neither GET nor HEAD.
@@ -27,72 +21,6 @@ pub enum Outcome {
     HeadTooLarge,
     /// Not HTTP/1.
     Malformed,
-}
-
-/// What a browser gets for a valid match. Without contracts, it is `Empty`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Answer {
-    /// Status 200 without a body.
-    #[default]
-    Empty,
-    /// Status 204.
-    None,
-    /// A transparent pixel.
-    Gif,
-    /// A transparent pixel.
-    Png,
-    /// A constant object, for scripts.
-    Json,
-    /// A redirect to the DSP.
-    Redirect,
-    /// An empty page, for frames.
-    #[serde(skip)]
-    Html,
-}
-
-impl Answer {
-    /// The name in the contracts file.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Empty => "empty",
-            Self::None => "none",
-            Self::Gif => "gif",
-            Self::Png => "png",
-            Self::Json => "json",
-            Self::Redirect => "redirect",
-            Self::Html => "html",
-        }
-    }
-
-    /// Appends the first lines of the response. The caller may append further headers; [`Responses::write`] completes the
-    /// response. Does nothing for `Empty`.
-    pub(super) fn begin(self, output: &mut Vec<u8>) {
-        const END: &str = "cache-control: no-store\r\n";
-        let lines = match self {
-            Self::Empty => return,
-            Self::None => "HTTP/1.1 204 No Content\r\n",
-            Self::Gif => "HTTP/1.1 200 OK\r\ncontent-type: image/gif\r\ncontent-length: 43\r\n",
-            Self::Png => "HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 68\r\n",
-            Self::Json => {
-                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\nvary: origin\r\n"
-            }
-            Self::Redirect => "HTTP/1.1 302 Found\r\ncontent-length: 0\r\n",
-            Self::Html => "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n",
-        };
-        output.extend_from_slice(lines.as_bytes());
-        output.extend_from_slice(END.as_bytes());
-    }
-
-    fn body(self) -> &'static [u8] {
-        match self {
-            Self::Empty | Self::None | Self::Redirect | Self::Html => b"",
-            Self::Gif => include_bytes!("response/pixel.gif"),
-            Self::Png => include_bytes!("response/pixel.png"),
-            Self::Json => b"{\"ok\":true}",
-        }
-    }
 }
 
 /// Properties of the request that affect its response.
@@ -108,7 +36,7 @@ impl Outcome {
     /// The answer; `None` for an error and for the opt-out page.
     fn answer(self) -> Option<Answer> {
         match self {
-            Self::Accepted(answer) | Self::Removed(answer) => Some(answer),
+            Self::Accepted(answer) => Some(answer),
             Self::Rejected(_, answer) => answer,
             _ => None,
         }
@@ -116,12 +44,12 @@ impl Outcome {
 
     fn status_line(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::Removed(_) | Self::Rejected(_, Some(_)) => "200 OK",
+            Self::Accepted(_) | Self::Rejected(_, Some(_)) => "200 OK",
             Self::OptOut(page) => page.status_line(),
             Self::Rejected(Rejection::OptedOut, None) => "401 Unauthorized",
             Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
             Self::Rejected(Rejection::Privacy, None) => "451 Unavailable For Legal Reasons",
-            Self::Rejected(_, None) | Self::BidderUnknown | Self::Malformed => "400 Bad Request",
+            Self::Rejected(_, None) | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
@@ -130,10 +58,9 @@ impl Outcome {
 
     fn body(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::Removed(_) | Self::Rejected(_, Some(_)) => "",
+            Self::Accepted(_) | Self::Rejected(_, Some(_)) => "",
             Self::OptOut(page) => page.body(),
             Self::Rejected(rejection, None) => rejection.reason(),
-            Self::BidderUnknown => "parameter bidder (the name of a DSP) is missing or unknown\n",
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",

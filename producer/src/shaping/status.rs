@@ -23,7 +23,7 @@ impl Shaping {
     /// One-line description for `/readyz`.
     pub(crate) fn describe(&self) -> String {
         let has_limits = !self.state().rules.limits.is_empty();
-        let mut text = ["none", "active"][usize::from(has_limits)].to_owned();
+        let mut text = if has_limits { "active" } else { "none" }.to_owned();
         if let Some(sharing) = self.sharing() {
             text += &format!("; {}", sharing.describe());
         }

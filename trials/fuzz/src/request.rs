@@ -1,12 +1,16 @@
 //! The edge's parser of HTTP connections.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use producer::edge::{
+    contracts::{Contracts, file},
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
     hygiene,
     redirect::Template,
-    request::{self, Scratch},
+    request::{Rejection, Scratch, StatedMatch},
+    set_uid,
 };
 use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
@@ -30,14 +34,14 @@ pub fn request(bytes: &[u8]) {
         };
         assert!(head.length > 0 && head.length <= HEAD_BYTES_MAX);
         assert!(!head.path.contains('?'), "the path contains a query");
-        let mut scratch = Scratch::default();
-        match request::parse(head.query, head::cookies(lines), &mut scratch) {
-            Ok(cookie) => {
-                check_cookie(&cookie);
-                check_redirect(&cookie, head.query);
-            }
-            Err(rejection) => assert!(rejection.reason().ends_with('\n')),
+        let cookies: Vec<_> = head::cookies(lines).collect();
+        check(head.query, &cookies, StatedMatch::parse(head.query));
+        let stated = set_uid::parse(head.query, false, &CONTRACTS);
+        if let Ok(stated) = stated {
+            assert!(stated.dsp_id == 17 && stated.format.is_some());
         }
+        let stated = stated.map_err(|(_, rejection)| rejection);
+        check(head.query, &cookies, stated);
         rest = &rest[head.length..];
     }
 }
@@ -56,6 +60,24 @@ fn check_proxy_header(bytes: &[u8]) {
         for end in 0..length {
             assert_eq!(receive(end), None, "a part of a header is accepted");
         }
+    }
+}
+
+/// Names for `/setuid`, without a privacy gate.
+static CONTRACTS: LazyLock<Contracts> =
+    LazyLock::new(|| file::parse("[dsp.17]\nname = 'some DSP'").expect("valid contracts"));
+
+fn check(query: &str, cookie_headers: &[&[u8]], stated: Result<StatedMatch<'_>, Rejection>) {
+    let mut scratch = Scratch::default();
+    let headers = cookie_headers.iter().copied();
+    match stated.and_then(|stated| stated.decode(headers, true, &mut scratch)) {
+        Ok((buyer_uid, Some(cookie))) => {
+            assert_eq!(cookie.buyer_uid, buyer_uid);
+            check_cookie(&cookie);
+            check_redirect(&cookie, query);
+        }
+        Ok((buyer_uid, None)) => assert!(!buyer_uid.is_empty()),
+        Err(rejection) => assert!(rejection.reason().ends_with('\n')),
     }
 }
 
@@ -101,8 +123,9 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let header = format!("a=b; uid={}", cookie.user_id);
     let mut scratch = Scratch::default();
     let headers = [&b"uidx"[..], header.as_bytes()];
-    let again = request::parse(&query, headers.into_iter(), &mut scratch);
-    assert_eq!(again, Ok(*cookie));
+    let again = StatedMatch::parse(&query);
+    let again = again.and_then(|it| it.decode(headers.into_iter(), false, &mut scratch));
+    assert_eq!(again, Ok((cookie.buyer_uid, Some(*cookie))));
     check_chunk(cookie);
 }
 

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use prometheus::IntCounter;
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream, DuplexStream, duplex},
@@ -15,12 +16,21 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Browsers, Metrics, deletions, mint::UidMode},
+    edge::{Metrics, contracts::file, mint::UidMode, opt_out::OptOut},
     log::{self, Delivery, Log},
 };
 
 /// An edge that closes its connections when `draining` is cancelled.
 fn edge(opt_out: bool, draining: CancellationToken) -> Edge {
+    edge_with(None, opt_out, UidMode::Require, draining)
+}
+
+fn edge_with(
+    contracts: Option<&str>,
+    opt_out: bool,
+    uid: UidMode,
+    draining: CancellationToken,
+) -> Edge {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -28,13 +38,11 @@ fn edge(opt_out: bool, draining: CancellationToken) -> Edge {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_millis(30),
     });
-    let metrics = Metrics::register(&Registry::new(), 2, None).unwrap();
-    let browsers = Browsers {
-        opt_out,
-        uid: UidMode::Require,
-        deletions: deletions::tests::unregistered(),
-    };
-    Edge::new(log, None, browsers, metrics, draining)
+    let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
+    let metrics = Metrics::register(&Registry::new(), 2, contracts).unwrap();
+    let deletions = || IntCounter::new("deletions", "deletions").unwrap();
+    let opt_out = opt_out.then(|| OptOut::new(deletions()));
+    Edge::new(log, None, opt_out, uid, metrics, draining)
 }
 
 type Served = JoinHandle<Result<(), EdgeConnectionError>>;
@@ -188,4 +196,35 @@ async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
     );
     drop(stream);
     served.await.unwrap().unwrap();
+}
+
+#[test]
+fn responses_of_a_write_have_a_maximum_size() {
+    let contracts = "[dsp.17]\nanswer = 'redirect'\nredirect = 'https://sync.example/?gpp={GPP}'\n";
+    let draining = CancellationToken::new();
+    let edge = edge_with(Some(contracts), false, UidMode::Mint, draining);
+    let request = |cookie: &str, bytes: usize| {
+        let (begin, end) = ("GET /?d=17&b=b&gpp=", format!(" HTTP/1.1\r\n{cookie}\r\n"));
+        format!(
+            "{begin}{}{end}",
+            "x".repeat(bytes - begin.len() - end.len())
+        )
+    };
+    let longest = request("", HEAD_BYTES_MAX);
+    let redirected = request("cookie: uid=u\r\n", 8_000);
+    for count in 0..64 {
+        for bytes in [64, 300, 1_000, 8_000] {
+            let mut connection = EdgeConnection::default();
+            let requests = request("", bytes).repeat(count) + &redirected + &longest;
+            connection.input = (longest.clone() + &requests).into_bytes();
+            let mut next = Next::Respond;
+            while next == Next::Respond {
+                let handled = connection.handle(&edge, &Activity::default(), Instant::now(), false);
+                next = handled.unwrap().0;
+                let capacity = connection.output.capacity();
+                assert!(capacity <= WRITE_BYTES_MAX, "{capacity}");
+                connection.output.clear();
+            }
+        }
+    }
 }

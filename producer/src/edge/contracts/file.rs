@@ -28,10 +28,14 @@
 //! `limit` has the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also have
 //! all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
 
-use std::{num::NonZeroU16, sync::Arc, time::Duration};
+use std::{
+    num::NonZeroU16,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use hashbrown::HashMap;
-use limits::rules::{ConfigErrors, Rules, Tables, Unknown};
+use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
 use proto::limits::BUYER_UID_BYTES_MAX;
 use regex::{Regex, RegexBuilder};
@@ -44,11 +48,11 @@ use toml::{Table, Value};
 
 use super::{Contract, Contracts, RefusedAnswer, State};
 use crate::edge::{
+    answer::Answer,
     dsps::LISTED_MAX,
     hygiene::Flaw,
     privacy,
     redirect::{self, Template},
-    response::Answer,
 };
 
 /// The newest valid version of the contracts file.
@@ -65,20 +69,43 @@ const PATTERN_BYTES_MAX: usize = 64 << 10;
 
 /// A contracts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File(pub NamedFile);
+pub struct File {
+    file: NamedFile,
+    /// `[sharing]` of the first version.
+    sharing: OnceLock<Option<Sharing>>,
+}
+
+impl File {
+    /// A file that is not yet read.
+    #[must_use]
+    pub fn new(file: NamedFile) -> Self {
+        Self {
+            file,
+            sharing: OnceLock::new(),
+        }
+    }
+}
 
 impl Source for File {
     type Value = Contracts;
     const NAME: &'static str = "contracts";
 
     fn files(&self) -> Vec<&NamedFile> {
-        vec![&self.0]
+        vec![&self.file]
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Contracts, Vec<String>> {
         let text = std::str::from_utf8(&contents[0]);
-        let text = text.map_err(|_| vec![self.0.error("is not valid UTF-8")])?;
-        parse(text).map_err(|errors| errors.0.iter().map(|it| self.0.error(it)).collect())
+        let text = text.map_err(|_| vec![self.file.error("is not valid UTF-8")])?;
+        let named =
+            |errors: ConfigErrors| Vec::from_iter(errors.0.iter().map(|it| self.file.error(it)));
+        let contracts = parse(text).map_err(named)?;
+        let sharing = &contracts.limits.sharing;
+        if self.sharing.get_or_init(|| sharing.clone()) != sharing {
+            let what = "sharing: is only read at startup: restart the producer to change it";
+            return Err(vec![self.file.error(what)]);
+        }
+        Ok(contracts)
     }
 }
 

@@ -6,7 +6,7 @@ use limits::rules::{NamedLimit, Rules, Unknown};
 use runtime::settings::format_time;
 
 use super::{Contract, Contracts, RefusedAnswer};
-use crate::edge::{hygiene::Flaw, response::Answer};
+use crate::edge::{answer::Answer, hygiene::Flaw};
 
 /// The columns, each with its title.
 const TITLES: [&str; 10] = [

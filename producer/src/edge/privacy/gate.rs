@@ -11,6 +11,21 @@ use super::{
     tcf, us,
 };
 
+impl Signals<'_> {
+    /// Whether the signals in a query say whether GDPR applies, and contain a consent string if it does. The string is not
+    /// judged.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
+        let config = Config::default();
+        let consent_string = || {
+            let ids = SectionIds::parse(self.gpp_sid)?;
+            let gpp = config.sections(self)?;
+            config.consent_string(self, ids, gpp.as_ref())
+        };
+        consent_string().is_ok_and(|text| text != Some(""))
+    }
+}
+
 impl Config {
     /// Decides whether a match of a DSP with this vendor id may be stored. The mode has no effect.
     #[must_use]
@@ -44,16 +59,8 @@ impl Config {
         if gpc_of_us && us::SECTIONS.into_iter().any(|id| ids.contains(id)) {
             return Ok(Outcome::Gpc);
         }
-        let gpp = match signals.gpp {
-            "" => None,
-            text => self.tolerate(gpp::Sections::parse(text).map(Some))?,
-        };
-        if self.gdpr_applies(signals, ids)? {
-            let section = gpp.as_ref().map_or("", |gpp| gpp.section(gpp::TCF_EU));
-            let text = match section {
-                "" => signals.gdpr_consent,
-                text => text,
-            };
+        let gpp = self.sections(signals)?;
+        if let Some(text) = self.consent_string(signals, ids, gpp.as_ref())? {
             let outcome = self.consent(text, dsp_vendor)?;
             if outcome != Outcome::Allowed {
                 return Ok(outcome);
@@ -63,6 +70,28 @@ impl Config {
             return Ok(Outcome::UsOptOut);
         }
         Ok(Outcome::Allowed)
+    }
+
+    fn sections<'a>(&self, signals: &Signals<'a>) -> Result<Option<gpp::Sections<'a>>, Malformed> {
+        match signals.gpp {
+            "" => Ok(None),
+            text => self.tolerate(gpp::Sections::parse(text).map(Some)),
+        }
+    }
+
+    /// The string that states the consent, or an empty text; `None` if GDPR does not apply.
+    fn consent_string<'a>(
+        &self,
+        signals: &Signals<'a>,
+        ids: SectionIds,
+        gpp: Option<&gpp::Sections<'a>>,
+    ) -> Result<Option<&'a str>, Malformed> {
+        let section = gpp.map_or("", |gpp| gpp.section(gpp::TCF_EU));
+        let text = match section {
+            "" => signals.gdpr_consent,
+            text => text,
+        };
+        Ok(self.gdpr_applies(signals, ids)?.then_some(text))
     }
 
     fn gdpr_applies(&self, signals: &Signals<'_>, ids: SectionIds) -> Result<bool, Malformed> {

@@ -42,7 +42,7 @@ fn server(port: u16) -> Option<Server> {
 fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
     let path = dir.path().join("limits.toml").display().to_string();
     let named = NamedFile::from_flag("--contracts", &path).expect("a path");
-    let file = Arc::new(Reloader::load(File(named)).expect("a valid file"));
+    let file = Arc::new(Reloader::load(File::new(named)).expect("a valid file"));
     let log = Log::new(Config {
         epoch: 1,
         bytes_max: 1 << 20,

@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -37,7 +37,7 @@ impl Producer {
         fs::write(dir.path().join("limits.toml"), LIMITS).unwrap();
         let path = dir.path().join("limits.toml").display().to_string();
         let named = NamedFile::from_flag("--contracts", &path).unwrap();
-        let file = Arc::new(Reloader::load(File(named)).unwrap());
+        let file = Arc::new(Reloader::load(File::new(named)).unwrap());
         let log = Log::new(config());
         let shaping = Shaping::start(
             "",
@@ -49,29 +49,24 @@ impl Producer {
     }
 
     fn append(&self, user: &str) {
-        let mut batch = AppendBatch::default();
-        batch.push(&CookieRef {
-            user_id: user,
-            dsp_id: 17,
-            buyer_uid: "b",
-            age_micros: 0,
-        });
-        let now = Instant::now();
-        self.shaping.append(&mut batch, now).unwrap();
-        assert!(batch.is_empty());
+        append(&self.shaping, user);
     }
 
     async fn run_until_released(&self, count: u64) {
+        self.run_until(|| {
+            let summaries = self.shaping.summaries();
+            let summary = summaries.get("dsp");
+            summary.is_some_and(|it| it.counters.released >= count)
+        })
+        .await;
+    }
+
+    async fn run_until(&self, is_done: impl Fn() -> bool) {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(self.shaping.clone().run(stop.clone()));
         tasks.close();
-        let is_released = || {
-            let summaries = self.shaping.summaries();
-            let summary = summaries.get("dsp");
-            summary.is_some_and(|it| it.counters.released >= count)
-        };
-        while !is_released() {
+        while !is_done() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         stop.cancel();
@@ -95,6 +90,18 @@ impl Producer {
     fn spool(&self) -> PathBuf {
         self.dir.path().join("spool")
     }
+}
+
+fn append(shaping: &Shaping, user: &str) {
+    let mut batch = AppendBatch::default();
+    batch.push(&CookieRef {
+        user_id: user,
+        dsp_id: 17,
+        buyer_uid: "b",
+        age_micros: 0,
+    });
+    shaping.append(&mut batch, Instant::now()).unwrap();
+    assert!(batch.is_empty());
 }
 
 fn config() -> Config {
@@ -158,25 +165,38 @@ async fn queued_cookies_are_restored_and_limited_also_without_limits_at_the_star
     first.shaping.drain(in_a_minute()).await;
     let Producer { dir, log, shaping } = first;
     drop((log, shaping));
-    let path = |name: &str| dir.path().join(name);
+    let files = dir.path().to_owned();
+    let path = |name: &str| files.join(name);
     fs::write(path("none.toml"), "[dsp.17]\n").unwrap();
     let named = NamedFile::from_flag("--contracts", &path("none.toml").display().to_string());
-    let file = Arc::new(Reloader::load(File(named.unwrap())).unwrap());
+    let file = Arc::new(Reloader::load(File::new(named.unwrap())).unwrap());
     let log = Log::new(config());
     let shaping = Shaping::open("", file.clone(), Some(&path("spool")), &log).unwrap();
     assert!(!path("spool").exists());
     assert_eq!(shaping.describe(), "none");
 
+    let next = Producer { dir, log, shaping };
+    next.run_until(|| next.shaping.shared.is_idle.load(Ordering::Relaxed))
+        .await;
+    // Without limits, cookies do not wait for the lock.
+    let (done, appended) = std::sync::mpsc::sync_channel(1);
+    let state = next.shaping.state();
+    let shaping = next.shaping.clone();
+    std::thread::spawn(move || {
+        append(&shaping, "e");
+        done.send(())
+    });
+    appended.recv_timeout(Duration::from_secs(60)).unwrap();
+    drop(state);
     fs::copy(path("limits.toml"), path("none.toml")).unwrap();
     file.reload_once();
-    let next = Producer { dir, log, shaping };
     next.run_until_released(0).await;
     for user in ["c", "d"] {
         next.append(user);
     }
     assert_eq!(next.shaping.held(), 1);
     assert_eq!(next.shaping.describe(), "active");
-    assert_eq!(users(&next.logged().await), ["b", "c"]);
+    assert_eq!(users(&next.logged().await), ["b", "e", "c"]);
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Tests of the contracts file: its errors, limits and plan.
 
+use runtime::reload::{NamedFile, Reloader};
+
 use super::*;
 
 #[track_caller]
@@ -236,4 +238,30 @@ fn sample_files_are_valid() {
     let (_, sample) = page.split_once("```toml\n").unwrap();
     let (sample, _) = sample.split_once("```").unwrap();
     assert_eq!(file::parse(sample).unwrap().listed().len(), 1);
+}
+
+#[test]
+fn reload_that_changes_sharing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("contracts.toml").display().to_string();
+    let write = |text: &str| std::fs::write(&path, text).unwrap();
+    write("[dsp.17]\n");
+    let named = NamedFile::from_flag("--contracts", &path).unwrap();
+    let file = Reloader::load(file::File::new(named)).unwrap();
+    write(
+        "unknown = 'unlimited'\n[dsp.18]\nlimit = { rules = [ { id = 'rate', rate = '10/s' } ] }\n[sharing]\n\
+         mode = 'lease'\nredis = 'redis://127.0.0.1:1'\ngroup = 'g'\nmembers_max = 4\n",
+    );
+    // Invalid contents are reported when they are unchanged.
+    file.reload_once();
+    file.reload_once();
+    let error = file.error().unwrap_or_default();
+    assert!(
+        error.ends_with("restart the producer to change it"),
+        "{error}"
+    );
+    assert!(file.current().lists(17));
+    write("[dsp.19]\n");
+    file.reload_once();
+    assert!(file.error().is_none() && file.current().lists(19));
 }

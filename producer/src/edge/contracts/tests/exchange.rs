@@ -5,17 +5,18 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use prometheus::IntCounter;
 use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     edge::{
-        Browsers, Edge, Metrics, ReadRequests,
+        Edge, Metrics, ReadRequests,
         contracts::file,
-        deletions,
         dsps::{KnownDsps, Tally},
         head,
         mint::UidMode,
+        opt_out::OptOut,
         response::{ResponseOptions, Responses},
     },
     log::{self, AppendBatch, Delivery, Log},
@@ -25,7 +26,7 @@ use crate::{
 pub(super) struct Exchange {
     /// The response without its date.
     pub(super) response: Vec<u8>,
-    /// The records in the log, as `user DSP buyer`, or `user DSP deleted`.
+    /// The records in the log, as `user DSP buyer`.
     pub(super) recorded: Vec<String>,
     /// The counters by DSP that are not 0, as `dsp outcome`, `would refuse: dsp reason`, or `privacy:
     /// outcome`.
@@ -87,14 +88,11 @@ impl Producer {
         let registry = Registry::new();
         let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
         let metrics = Metrics::register(&registry, 0, contracts).unwrap();
-        let browsers = Browsers {
-            opt_out,
-            uid,
-            deletions: deletions::tests::unregistered(),
-        };
+        let deletions = || IntCounter::new("deletions", "deletions").unwrap();
+        let opt_out = opt_out.then(|| OptOut::new(deletions()));
         let draining = CancellationToken::new();
         Self {
-            edge: Edge::new(log.clone(), None, browsers, metrics, draining),
+            edge: Edge::new(log.clone(), None, opt_out, uid, metrics, draining),
             registry,
             log,
         }
@@ -153,11 +151,8 @@ fn recorded(log: &Log) -> Vec<String> {
     while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
         for cookie in chunk.cookies_from(first).cookies() {
             let cookie = cookie.unwrap();
-            let buyer_uid = match cookie.is_deletion() {
-                true => "deleted",
-                false => cookie.buyer_uid,
-            };
-            recorded.push(format!("{} {} {buyer_uid}", cookie.user_id, cookie.dsp_id));
+            let record = format!("{} {} {}", cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
+            recorded.push(record);
         }
     }
     recorded

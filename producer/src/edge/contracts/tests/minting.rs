@@ -1,9 +1,7 @@
 //! Tests of user ids for new browsers.
 
 use super::*;
-use crate::edge::{head::HEAD_BYTES_MAX, mint::UidMode};
-
-const MINT: UidMode = UidMode::Mint { partitioned: false };
+use crate::edge::mint::UidMode;
 
 /// The value of a header of a response.
 #[track_caller]
@@ -31,16 +29,16 @@ fn check_redirected(redirected: &Exchange, location: &str) -> String {
 fn new_browser_is_recorded_when_it_returns_with_its_user_id() {
     let mut users = Vec::new();
     for path in ["/", "/sync"] {
-        let producer = Producer::new(None, false, MINT);
-        let location = format!("{path}?d=17&b=a%26b&x&cookiesync_bounce=1");
+        let producer = Producer::new(None, false, UidMode::Mint);
+        let location = "?d=17&b=a%26b&x&cookiesync_bounce=1";
         for cookies in ["", "cookie: uid=; x=y\r\n"] {
             let request = format!("GET {path}?d=17&b=a%26b&x");
             let redirected = producer.exchange(&request, cookies);
-            users.push(check_redirected(&redirected, &location));
+            users.push(check_redirected(&redirected, location));
             assert!(redirected.recorded.is_empty());
         }
         let cookies = format!("cookie: uid={}\r\n", users[0]);
-        let accepted = producer.exchange(&format!("GET {location}"), &cookies);
+        let accepted = producer.exchange(&format!("GET {path}{location}"), &cookies);
         let recorded = format!("{} 17 a&b", users[0]);
         let counted = ["other accepted", "other uid_minted"];
         accepted.check("200 OK", &[&recorded], &counted);
@@ -53,7 +51,7 @@ fn new_browser_is_recorded_when_it_returns_with_its_user_id() {
 
 #[test]
 fn user_id_is_partitioned_if_so_configured() {
-    let producer = Producer::new(None, false, UidMode::Mint { partitioned: true });
+    let producer = Producer::new(None, false, UidMode::MintPartitioned);
     let redirected = producer.exchange("HEAD /?d=17&b=x", "");
     let cookie = header(&redirected, "set-cookie");
     assert!(cookie.ends_with("; SameSite=None; Partitioned"), "{cookie}");
@@ -61,8 +59,8 @@ fn user_id_is_partitioned_if_so_configured() {
 
 #[test]
 fn browser_that_does_not_keep_its_user_id_is_redirected_once() {
-    let refused =
-        Producer::new(None, false, MINT).exchange("GET /?d=17&b=x&cookiesync_bounce=1", "");
+    let refused = Producer::new(None, false, UidMode::Mint)
+        .exchange("GET /?d=17&b=x&cookiesync_bounce=1", "");
     refused.check("400 Bad Request", &[], &["other uid_not_kept"]);
     assert!(
         refused
@@ -70,7 +68,7 @@ fn browser_that_does_not_keep_its_user_id_is_redirected_once() {
             .starts_with(b"cookie uid (the user id) is missing after the redirect")
     );
     let with_answer = format!("[defaults]\nrefused = 'answer'\n{REDIRECT}");
-    let producer = Producer::new(Some(&with_answer), false, MINT);
+    let producer = Producer::new(Some(&with_answer), false, UidMode::Mint);
     let refused = producer.exchange("GET /?cookiesync_bounce=1&d=17&b=x", "cookie: uid=\r\n");
     refused.check("204 No Content", &[], &["17 uid_not_kept"]);
     assert!(!refused.head().contains("set-cookie"));
@@ -79,6 +77,7 @@ fn browser_that_does_not_keep_its_user_id_is_redirected_once() {
 #[test]
 fn only_a_match_that_would_be_recorded_is_redirected() {
     let privacy = "[privacy]\nhost_vendor = 2\n[dsp.17]\n";
+    let observing = "[privacy]\nmode = 'observe'\n[dsp.17]\n";
     for (contracts, query, cookies, status, counted) in [
         (
             "[dsp.17]",
@@ -130,8 +129,16 @@ fn only_a_match_that_would_be_recorded_is_redirected() {
             "451 Unavailable For Legal Reasons",
             "17 privacy",
         ),
+        // A user id would be stored on the device.
+        (
+            observing,
+            "d=17&b=x&gdpr=1",
+            "",
+            "400 Bad Request",
+            "17 uid_missing",
+        ),
     ] {
-        let producer = Producer::new(Some(contracts), false, MINT);
+        let producer = Producer::new(Some(contracts), false, UidMode::Mint);
         let headers = format!("cookie: {cookies}\r\n");
         let refused = producer.exchange(&format!("GET /?{query}"), &headers);
         assert_eq!(
@@ -146,7 +153,7 @@ fn only_a_match_that_would_be_recorded_is_redirected() {
 
 #[test]
 fn redirect_of_the_contract_does_not_contain_the_marker() {
-    let producer = Producer::new(Some(REDIRECT), false, MINT);
+    let producer = Producer::new(Some(REDIRECT), false, UidMode::Mint);
     let cookies = "cookie: uid=u/1\r\n";
     let accepted = producer.exchange("GET /?d=17&b=x&gpp=DBAA&cookiesync_bounce=1", cookies);
     let location = header(&accepted, "location");
@@ -157,27 +164,8 @@ fn redirect_of_the_contract_does_not_contain_the_marker() {
 #[test]
 fn script_of_a_listed_origin_may_follow_the_redirect() {
     let contract = "[dsp.17]\nanswer = 'json'\norigins = ['https://a.example']";
-    let producer = Producer::new(Some(contract), false, MINT);
+    let producer = Producer::new(Some(contract), false, UidMode::Mint);
     let redirected = producer.exchange("GET /?d=17&b=x", "origin: https://a.example\r\n");
     let origin = header(&redirected, "access-control-allow-origin");
     assert_eq!(origin, "https://a.example");
-}
-
-#[test]
-fn browser_is_redirected_only_if_its_second_request_is_not_too_long() {
-    let producer = Producer::new(None, false, MINT);
-    let request = |length: usize| format!("GET /?d=17&b=x&y={}", "y".repeat(length));
-    let added = "&cookiesync_bounce=1cookie: uid=\r\n".len() + 22;
-    let fits = HEAD_BYTES_MAX - request(0).len() - " HTTP/1.1\r\n\r\n".len() - added;
-    let redirected = producer.exchange(&request(fits), "");
-    let location = header(&redirected, "location");
-    let cookies = format!(
-        "cookie: uid={}\r\n",
-        check_redirected(&redirected, location)
-    );
-    let accepted = producer.exchange(&format!("GET {location}"), &cookies);
-    assert_eq!(accepted.recorded.len(), 1);
-    let refused = producer.exchange(&request(fits + 1), "");
-    assert_eq!(refused.status(), "400 Bad Request");
-    assert!(refused.counted.contains(&"other uid_missing".to_owned()));
 }

@@ -23,12 +23,34 @@ refused = 'answer'
 [dsp.43]
 ";
 
+/// The same names without a privacy gate.
+const WITHOUT_GATE: &str = "[dsp.17]\nname = 'pubMatic'\n";
+
 fn set_uid(query: &str) -> Exchange {
-    exchange_with(
-        CONTRACTS,
-        &format!("GET /setuid?{query}"),
-        "cookie: uid=u/1\r\n",
-    )
+    set_uid_with(CONTRACTS, query)
+}
+
+/// In a query, the names of the consent strings stand for them.
+fn set_uid_with(contracts: &str, query: &str) -> Exchange {
+    let values = [
+        ("CONSENT", CONSENT),
+        ("NO_PURPOSE", NO_PURPOSE),
+        ("VERSION_1", VERSION_1),
+    ];
+    let sent = values.iter().fold(query.to_owned(), |sent, (name, value)| {
+        sent.replace(&format!("={name}"), &format!("={value}"))
+            .replace(&format!("~{name}"), &format!("~{value}"))
+    });
+    let request = format!("GET /setuid?{sent}");
+    exchange_with(contracts, &request, "cookie: uid=u/1\r\n")
+}
+
+#[track_caller]
+fn check_status(contracts: &str, query: &str, status: u16, recorded: &str) {
+    let exchange = set_uid_with(contracts, query);
+    assert_eq!(exchange.status()[..3], status.to_string(), "{query}");
+    let expected = Some(recorded).filter(|it| !it.is_empty());
+    assert_eq!(exchange.recorded, Vec::from_iter(expected), "{query}");
 }
 
 #[test]
@@ -47,17 +69,19 @@ fn set_uid_has_the_status_codes_of_prebid_server() {
         ("bidder=43&uid=123", 400, ""),
         ("bidder=17&d=17&uid=123", 400, ""),
         ("bidder=%ff&uid=123", 400, ""),
-        ("bidder=pubmatic", 200, "u/1 17 deleted"),
-        ("bidder=pubmatic&uid=&f=i", 200, "u/1 17 deleted"),
         ("bidder=pubmatic&uid=123&gdpr=0", 200, "u/1 17 123"),
         (
             "bidder=pubmatic&uid=123&gdpr=0&gdpr_consent=malformed",
             200,
             "u/1 17 123",
         ),
+        (
+            "bidder=pubmatic&uid=123&gdpr_consent=malformed",
+            200,
+            "u/1 17 123",
+        ),
         ("bidder=pubmatic&uid=123&gdpr=2", 400, ""),
         ("bidder=pubmatic&uid=123&gdpr=1", 400, ""),
-        ("bidder=pubmatic&uid=&gdpr=1", 400, ""),
         (
             "bidder=pubmatic&uid=123&gdpr=1&gdpr_consent=malformed",
             400,
@@ -70,6 +94,7 @@ fn set_uid_has_the_status_codes_of_prebid_server() {
             200,
             "u/1 17 123",
         ),
+        ("bidder=pubmatic&uid=123&gpp_sid=100,101", 200, "u/1 17 123"),
         ("bidder=pubmatic&uid=123&gpp=x", 400, ""),
         ("bidder=pubmatic&uid=123&us_privacy=1YYN", 451, ""),
         (
@@ -78,22 +103,27 @@ fn set_uid_has_the_status_codes_of_prebid_server() {
             "u/1 17 123",
         ),
         (
-            "bidder=pubmatic&uid=&gdpr=1&gdpr_consent=CONSENT",
-            200,
-            "u/1 17 deleted",
-        ),
-        (
             "bidder=pubmatic&uid=123&gpp_sid=2&gpp=DBABMA~CONSENT",
             200,
             "u/1 17 123",
         ),
         (
-            "bidder=pubmatic&uid=123&gdpr=1&gdpr_consent=NO_PURPOSE",
+            "bidder=pubmatic&uid=123&gpp_sid=2,4&gpp=DBABMA~CONSENT",
+            200,
+            "u/1 17 123",
+        ),
+        (
+            "bidder=pubmatic&uid=123&gpp_sid=2&gpp=DBABMA~CONSENT&gdpr_consent=NO_PURPOSE",
+            200,
+            "u/1 17 123",
+        ),
+        (
+            "bidder=pubmatic&uid=123&gpp_sid=2&gpp=DBABMA~NO_PURPOSE&gdpr_consent=CONSENT",
             451,
             "",
         ),
         (
-            "bidder=pubmatic&uid=&gdpr=1&gdpr_consent=NO_PURPOSE",
+            "bidder=pubmatic&uid=123&gdpr=1&gdpr_consent=NO_PURPOSE",
             451,
             "",
         ),
@@ -119,19 +149,71 @@ fn set_uid_has_the_status_codes_of_prebid_server() {
         ("bidder=pubmatic&uid=%zz", 400, ""),
         ("bidder=some%20dsp&uid=ABC", 200, ""),
     ] {
-        let values = [
-            ("CONSENT", CONSENT),
-            ("NO_PURPOSE", NO_PURPOSE),
-            ("VERSION_1", VERSION_1),
-        ];
-        let sent = values.iter().fold(query.to_owned(), |sent, (name, value)| {
-            sent.replace(&format!("={name}"), &format!("={value}"))
-                .replace(&format!("~{name}"), &format!("~{value}"))
-        });
-        let exchange = set_uid(&sent);
-        assert_eq!(exchange.status()[..3], status.to_string(), "{query}");
-        let expected = Some(recorded).filter(|it| !it.is_empty());
-        assert_eq!(exchange.recorded, Vec::from_iter(expected), "{query}");
+        check_status(CONTRACTS, query, status, recorded);
+    }
+}
+
+#[test]
+fn without_a_gate_only_the_syntax_of_signals_is_checked() {
+    for (query, status) in [
+        ("gdpr=0", 200),
+        ("gdpr=2", 400),
+        ("gdpr=1", 400),
+        ("gdpr_consent=malformed", 200),
+        ("gdpr=1&gdpr_consent=malformed", 200),
+        ("gdpr=1&gdpr_consent=NO_PURPOSE", 200),
+        ("gpp_sid=a", 400),
+        ("gpp_sid=2", 400),
+        ("gpp_sid=2&gdpr=0", 400),
+        ("gpp_sid=6&gdpr=1", 200),
+        ("gpp=x", 400),
+        ("gpp_sid=2&gpp=DBABMA~NO_PURPOSE", 200),
+        ("us_privacy=1YYN", 200),
+    ] {
+        let recorded = if status == 200 { "u/1 17 123" } else { "" };
+        let query = format!("bidder=pubmatic&uid=123&{query}");
+        check_status(WITHOUT_GATE, &query, status, recorded);
+    }
+}
+
+#[test]
+fn the_configured_gate_decides() {
+    let invalid = "bidder=pubmatic&uid=123&gdpr=1";
+    let observed = format!("[privacy]\nmode = 'observe'\n{WITHOUT_GATE}");
+    let accepted = set_uid_with(&observed, invalid);
+    let counted = [
+        "17 accepted",
+        "would refuse: 17 privacy",
+        "privacy: consent_missing",
+    ];
+    accepted.check("200 OK", &["u/1 17 123"], &counted);
+    let refused = set_uid(invalid);
+    let counted = ["17 privacy_invalid", "privacy: consent_missing"];
+    refused.check("400 Bad Request", &[], &counted);
+    let ignored = format!("[privacy]\nmalformed = 'ignore'\n{WITHOUT_GATE}");
+    check_status(
+        &ignored,
+        "bidder=pubmatic&uid=123&gdpr=x",
+        200,
+        "u/1 17 123",
+    );
+    // The request does not say that GDPR applies.
+    let everywhere = format!("[privacy]\ngdpr_when_absent = 'yes'\n{WITHOUT_GATE}");
+    check_status(&everywhere, "bidder=pubmatic&uid=123", 451, "");
+}
+
+#[test]
+fn empty_uid_is_no_error_and_deletes_nothing() {
+    let producer = Producer::new(Some(CONTRACTS), false, UidMode::Mint);
+    for (query, cookies) in [
+        ("bidder=pubmatic", "cookie: uid=u/1\r\n"),
+        ("bidder=pubmatic&uid=", "cookie: uid=u/1\r\n"),
+        ("bidder=pubmatic&uid=&f=i", ""),
+    ] {
+        let exchange = producer.exchange(&format!("GET /setuid?{query}"), cookies);
+        assert_eq!((exchange.status(), exchange.recorded.len()), ("200 OK", 0));
+        assert!(!exchange.head().contains("set-cookie"));
+        assert_eq!(exchange.counted, ["17 b_empty"]);
     }
 }
 
@@ -145,11 +227,11 @@ fn the_first_error_decides_the_status() {
     unknown.check("400 Bad Request", &[], &["none unknown_dsp"]);
     assert_eq!(
         unknown.body(),
-        b"parameter bidder (the name of a DSP) is missing or unknown\n"
+        b"parameter d (the DSP id) or bidder (its name) is not a known DSP\n"
     );
     let format = set_uid("bidder=pubmatic&f=x&gdpr=2");
     format.check("400 Bad Request", &[], &["17 f_invalid"]);
-    let signals = set_uid("bidder=pubmatic&gdpr=2&uid=$UID");
+    let signals = set_uid_with(WITHOUT_GATE, "bidder=pubmatic&gdpr=2&uid=$UID");
     signals.check("400 Bad Request", &[], &["17 privacy_invalid"]);
     let no_user = exchange_with(CONTRACTS, "GET /setuid?bidder=pubmatic&uid=x", "");
     no_user.check("400 Bad Request", &[], &["17 uid_missing"]);
@@ -192,30 +274,13 @@ fn set_uid_needs_contracts_with_names() {
 }
 
 #[test]
-fn removals_are_limited_for_each_address() {
-    let producer = Producer::new(Some(CONTRACTS), false, UidMode::Require);
-    let request = "GET /setuid?bidder=pubmatic&uid=";
-    let headers = "cookie: uid=u/1\r\nx-forwarded-for: 192.0.2.1\r\n";
-    let mut last = producer.exchange(request, headers);
-    while last.status() == "200 OK" && last.recorded.len() < 200 {
-        last = producer.exchange(request, headers);
-    }
-    assert!(last.status().starts_with("503"), "{}", last.recorded.len());
-    assert!(last.recorded.len() >= 50);
-}
-
-#[test]
 fn new_browser_gets_a_user_id_from_set_uid() {
-    let producer = Producer::new(Some(CONTRACTS), false, UidMode::Mint { partitioned: false });
+    let producer = Producer::new(Some(CONTRACTS), false, UidMode::Mint);
     let redirected = producer.exchange("GET /setuid?bidder=pubmatic&uid=123&f=i", "");
-    let location = "\r\nlocation: /setuid?bidder=pubmatic&uid=123&f=i&cookiesync_bounce=1\r\n";
+    let location = "\r\nlocation: ?bidder=pubmatic&uid=123&f=i&cookiesync_bounce=1\r\n";
     assert!(
         redirected.head().contains(location),
         "{}",
         redirected.head()
     );
-    // It has nothing that could be deleted.
-    let removed = producer.exchange("GET /setuid?bidder=pubmatic&uid=", "");
-    assert_eq!((removed.status(), removed.recorded.len()), ("200 OK", 0));
-    assert!(!removed.head().contains("set-cookie"));
 }
