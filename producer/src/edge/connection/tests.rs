@@ -144,6 +144,39 @@ async fn pipelined_requests_are_all_handled_before_closing() {
     served.await.unwrap().unwrap();
 }
 
+/// User id, DSP and buyer uid of each record, and whether it is a deletion.
+fn records(log: &Log) -> Vec<(String, bool)> {
+    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut records = Vec::new();
+    while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
+        for record in chunk.cookies_from(first).cookies() {
+            let record = record.unwrap();
+            let text = format!("{} {} {}", record.user_id, record.dsp_id, record.buyer_uid);
+            records.push((text, record.is_deletion()));
+        }
+    }
+    records
+}
+
+#[tokio::test]
+async fn opt_out_deletes_a_match_that_was_sent_with_it() {
+    let edge = edge(true, CancellationToken::new());
+    let log = edge.log.clone();
+    let (mut stream, served) = connect(edge);
+    let sync = "GET /?d=17&b=b HTTP/1.1\r\ncookie: uid=alice\r\n\r\n";
+    let lines = "host: a\r\norigin: https://a\r\ncookie: uid=alice";
+    let sent = format!("{sync}POST /optout?choice=out HTTP/1.1\r\n{lines}\r\n\r\n");
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    responses(&mut stream, 2).await;
+    // The deletion follows in a chunk of its own.
+    log::tests::seal(&log);
+    log::tests::seal(&log);
+    let are_deletions: Vec<_> = records(&log).into_iter().map(|it| it.1).collect();
+    assert_eq!(are_deletions, [false, true]);
+    drop(stream);
+    served.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
     let edge = edge(true, CancellationToken::new());
@@ -176,22 +209,13 @@ async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
     }
     send("GET /?d=17&b=after", "uid=alice").await;
     log::tests::seal(&log);
-    let mut reader = log.reader(1, u64::MAX, 0);
-    let mut records = Vec::new();
-    while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
-        for record in chunk.cookies_from(first).cookies() {
-            let record = record.unwrap();
-            let text = format!("{} {} {}", record.user_id, record.dsp_id, record.buyer_uid);
-            records.push((text, record.is_deletion()));
-        }
-    }
     let expected = [
         ("alice 17 before", false),
         ("alice 0 ", true),
         ("alice 17 after", false),
     ];
     assert_eq!(
-        records,
+        records(&log),
         expected.map(|(text, is_deletion)| (text.to_owned(), is_deletion))
     );
     drop(stream);
