@@ -2,7 +2,7 @@
 
 use std::{error::Error, ffi::OsStr, fmt, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, builder::PossibleValue};
 
 /// Maximum of any time setting, long enough to mean "never".
 pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -47,7 +47,14 @@ pub(super) fn error_of(argument: &Arg, value: &OsStr) -> Option<InvalidValue> {
             None => source.to_string(),
         },
         None if value.is_empty() => "needs a value".to_owned(),
-        None => error.kind().to_string(),
+        None => {
+            let values = argument.get_possible_values();
+            let names: Vec<_> = values.iter().map(PossibleValue::get_name).collect();
+            match names.is_empty() {
+                true => error.kind().to_string(),
+                false => format!("expected one of {}", names.join(", ")),
+            }
+        }
     };
     Some(reason.into())
 }
@@ -206,6 +213,16 @@ mod tests {
             .as_ref()
             .map(|it| (&*it.reason, it.range.as_deref()));
         assert_eq!(found, expected, "{text}");
+    }
+
+    #[test]
+    fn other_names_are_rejected_with_the_names() {
+        check(["mint", "require"], "mint", None);
+        check(
+            ["mint", "require"],
+            "x",
+            Some(("expected one of mint, require", None)),
+        );
     }
 
     #[test]
