@@ -204,7 +204,7 @@ impl Edge {
                     (Rejection::BuyerMacro, Some(contract)) => {
                         contract.begin_refusal(format, headers, read.output)
                     }
-                    // For Prebid Server, this is no error. It would delete the match.
+                    // Prebid Server accepts this, and deletes the match.
                     (Rejection::BuyerEmpty, _) => format.inspect(|it| it.begin(read.output)),
                     _ => None,
                 };

@@ -276,4 +276,4 @@ async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -22,10 +22,12 @@ use crate::{
 
 /// An edge that closes its connections when `draining` is cancelled.
 fn edge(opt_out: bool, draining: CancellationToken) -> Edge {
-    edge_with(None, opt_out, UidMode::Require, draining)
+    edge_with(&Registry::new(), None, opt_out, UidMode::Require, draining)
 }
 
-fn edge_with(
+/// An edge with an empty log, whose metrics are in `registry`.
+pub(in crate::edge) fn edge_with(
+    registry: &Registry,
     contracts: Option<&str>,
     opt_out: bool,
     uid: UidMode,
@@ -39,7 +41,7 @@ fn edge_with(
         idle_after: Duration::from_millis(30),
     });
     let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
-    let metrics = Metrics::register(&Registry::new(), 2, contracts).unwrap();
+    let metrics = Metrics::register(registry, 0, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
     let opt_out = opt_out.then(|| OptOut::new(deletions()));
     Edge::new(log, None, opt_out, uid, metrics, draining)
@@ -226,7 +228,13 @@ async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
 fn responses_of_a_write_have_a_maximum_size() {
     let contracts = "[dsp.17]\nanswer = 'redirect'\nredirect = 'https://sync.example/?gpp={GPP}'\n";
     let draining = CancellationToken::new();
-    let edge = edge_with(Some(contracts), false, UidMode::Mint, draining);
+    let edge = edge_with(
+        &Registry::new(),
+        Some(contracts),
+        false,
+        UidMode::Mint,
+        draining,
+    );
     let request = |cookie: &str, bytes: usize| {
         let (begin, end) = ("GET /?d=17&b=b&gpp=", format!(" HTTP/1.1\r\n{cookie}\r\n"));
         format!(

@@ -1,22 +1,17 @@
 //! One request to an edge, and its effects.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant, SystemTime},
-};
+use std::time::{Instant, SystemTime};
 
-use prometheus::IntCounter;
 use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     edge::{
-        Edge, Metrics, ReadRequests,
-        contracts::file,
+        Edge, ReadRequests,
+        connection::tests::edge_with,
         dsps::{KnownDsps, Tally},
         head,
         mint::UidMode,
-        opt_out::OptOut,
         response::{ResponseOptions, Responses},
     },
     log::{self, AppendBatch, Delivery, Log},
@@ -78,23 +73,12 @@ pub(super) struct Producer {
 
 impl Producer {
     pub(super) fn new(contracts: Option<&str>, opt_out: bool, uid: UidMode) -> Self {
-        let log = Log::new(log::Config {
-            epoch: 1,
-            bytes_max: 1 << 20,
-            chunk_bytes: 64 << 10,
-            chunk_age: Duration::from_millis(10),
-            idle_after: Duration::from_millis(30),
-        });
         let registry = Registry::new();
-        let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
-        let metrics = Metrics::register(&registry, 0, contracts).unwrap();
-        let deletions = || IntCounter::new("deletions", "deletions").unwrap();
-        let opt_out = opt_out.then(|| OptOut::new(deletions()));
-        let draining = CancellationToken::new();
+        let edge = edge_with(&registry, contracts, opt_out, uid, CancellationToken::new());
         Self {
-            edge: Edge::new(log.clone(), None, opt_out, uid, metrics, draining),
+            log: edge.log.clone(),
+            edge,
             registry,
-            log,
         }
     }
 
