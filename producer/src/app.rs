@@ -127,13 +127,14 @@ impl App {
             .clone()
             .unwrap_or_else(|| default_id(addresses.grpc));
         let (epoch_history, current_epoch) = epoch_history::begin(
-            &config.network.state,
+            config.network.state.as_deref(),
             &producer_id,
             epoch::generate(),
             &registry,
         )?;
         let epoch = epoch_history.epoch();
-        let log = Log::with_progress(config.retention.log(epoch), Some(Box::new(current_epoch)));
+        let progress = current_epoch.map(|it| Box::new(it) as Box<dyn log::Progress>);
+        let log = Log::with_progress(config.retention.log(epoch), progress);
         let subscribers = Subscribers::new(
             config.retention.subscriber_retention,
             config.limits.subscribers,

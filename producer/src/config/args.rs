@@ -7,6 +7,7 @@ use std::{
     convert::Infallible,
     net::{AddrParseError, IpAddr, SocketAddr},
     ops::RangeInclusive,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -24,7 +25,7 @@ use runtime::{
 use super::{api::ApiArgs, dsps::DspsArgs};
 use crate::{
     edge::mint::UidMode,
-    epoch_history::{EpochHistory, StateDir},
+    epoch_history::{DEFAULT_DIR, EpochHistory},
     log,
     security::SecurityArgs,
     streams::{self, times_to_live::TimesToLive},
@@ -109,12 +110,12 @@ pub struct Network {
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
-    /// Directory for the epoch history, or `none` [default: /dev/shm]
+    /// Directory for the epoch history, or `none`
     ///
     /// After a restart, consumers learn from it how many cookies they missed. It must be in memory (tmpfs), and the same for every
     /// run of a producer.
-    #[arg(long, value_name = "DIR", default_value = "", value_parser = parse_state)]
-    pub state: StateDir,
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
+    pub state: std::option::Option<PathBuf>,
 }
 
 impl Network {
@@ -382,12 +383,8 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
     }
 }
 
-fn parse_state(text: &str) -> Result<StateDir, Infallible> {
-    Ok(match text {
-        "" => StateDir::Default,
-        "none" => StateDir::Off,
-        dir => StateDir::Dir(dir.into()),
-    })
+fn parse_state(text: &str) -> Result<Option<PathBuf>, Infallible> {
+    Ok((text != "none").then(|| text.into()))
 }
 
 fn parse_network(text: &str) -> Result<Option<IpNet>, String> {

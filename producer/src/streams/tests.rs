@@ -25,7 +25,7 @@ use super::{
     times_to_live::TimesToLive,
 };
 use crate::{
-    epoch_history::{self, StateDir},
+    epoch_history,
     log::{
         self, AppendBatch, Log,
         tests::{now, seal},
@@ -62,8 +62,7 @@ impl Producer {
         });
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
-        let (epoch_history, _) =
-            epoch_history::begin(&StateDir::Off, "producer", epoch, &registry).unwrap();
+        let (epoch_history, _) = epoch_history::begin(None, "producer", epoch, &registry).unwrap();
         let config = Config {
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,
