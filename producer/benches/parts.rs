@@ -41,7 +41,7 @@ mod counted {
     use producer::{
         edge::{
             head,
-            request::{Scratch, StatedMatch},
+            request::{SCRATCH, StatedMatch},
         },
         log::{AppendBatch, Delivery, Log, Reader},
         shaping::Shaping,
@@ -56,7 +56,7 @@ mod counted {
             let (head, headers) = head::parse(input, &mut storage)
                 .expect("valid HTTP")
                 .expect("a complete head");
-            let mut scratch = Scratch::default();
+            let mut scratch = SCRATCH;
             let cookies = head::cookies(headers);
             let stated = StatedMatch::parse(head.query).expect("valid parameters");
             let decoded = stated.decode(cookies, false, &mut scratch);
@@ -278,7 +278,7 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
-    let shaping = Shaping::new(Arc::new(limits), log);
+    let shaping = Shaping::start("", Arc::new(limits), None, log).expect("no spool");
     let mut batch = AppendBatch::default();
     bencher
         .counter(ItemsCount::new(ITEMS))

@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 
+pub use self::config_reload::RuntimeConfig;
 use self::open_files::FILES_MIN;
-pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     api::{self, Api},
     config::Config,
@@ -40,7 +40,7 @@ use crate::{
     server::Server,
     shaping::{self, Shaping},
     streams::{
-        Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+        self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
         times_to_live::TimesToLive,
     },
 };
@@ -51,10 +51,13 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// A running producer.
 #[derive(Debug)]
 pub struct App {
-    addresses: Addresses,
-    log: Log,
+    /// The bound addresses, with the actual port if 0 was configured.
+    pub addresses: Addresses,
+    /// The log, for tests that append to it directly.
+    pub log: Log,
     subscribers: Subscribers,
-    shaping: Option<Shaping>,
+    /// The DSP rate limits; `None` without contracts.
+    pub shaping: Option<Shaping>,
     /// A separate stage, which ends after the edge and before the log is closed.
     shaping_stage: Stage,
     edge: Stage,
@@ -63,7 +66,8 @@ pub struct App {
     /// Admin port, and metrics of the process.
     pub services: Services,
     draining: CancellationToken,
-    runtime_config: RuntimeConfig,
+    /// The settings that a reload can change.
+    pub runtime_config: RuntimeConfig,
     health: HealthReporter,
     dsps: Dsps,
     times_to_live: TimesToLive,
@@ -143,28 +147,29 @@ impl App {
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
         let contracts = config.dsps.contracts.clone();
-        let spool = config.dsps.limits_spool.as_ref();
-        let shaping = contracts.map(|file| Shaping::open(&producer_id, file, spool, &log));
+        let spool = config.dsps.limits_spool.as_deref();
+        let shaping = contracts.map(|file| Shaping::start(&producer_id, file, spool, log.clone()));
         let shaping = shaping.transpose()?;
         shaping::register(&registry, shaping.clone())?;
-        let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
         let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
         let times_to_live = TimesToLive::default();
         if let Some(contracts) = &contracts {
             times_to_live.set(contracts.times_to_live());
         }
-        let streams = Streams::new(
-            log.clone(),
-            subscribers.clone(),
-            config
-                .retention
-                .streams(producer_id.clone(), epoch_history, times_to_live.clone()),
-            in_flight,
-            Refusals::register(&registry)?,
-        );
+        let streams = Streams::new(streams::Config {
+            log: log.clone(),
+            subscribers: subscribers.clone(),
+            budget: StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?,
+            refusals: Refusals::register(&registry)?,
+            producer_id: producer_id.clone(),
+            queue_cookies_max,
+            rewind_bytes: config.retention.rewind_bytes,
+            epoch_history,
+            times_to_live: times_to_live.clone(),
+        });
         let server = Server::new(streams, &registry).await?;
-        let edge = edge::Metrics::register(&registry, config.dsps.series_max, contracts)?;
-        let dsps = edge.dsps();
+        let edge = edge::Metrics::register(&registry, contracts)?;
+        let dsps = edge.dsps.clone();
         let contracts = config.dsps.contracts.clone();
         let contracts = contracts.map(|file| ContractsStatus {
             file,
@@ -184,7 +189,7 @@ impl App {
             streams: Stage::default(),
             services: services.clone(),
             draining: CancellationToken::new(),
-            health: server.health(),
+            health: server.health.clone(),
             dsps: dsps.clone(),
             times_to_live,
         };
@@ -194,14 +199,14 @@ impl App {
         }
         let opt_out = config.api.opt_out;
         let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
-        let edge = Edge::new(
-            app.log.clone(),
-            app.shaping.clone(),
+        let edge = Edge {
+            log: app.log.clone(),
+            shaping: app.shaping.clone(),
             opt_out,
-            config.network.uid,
-            edge,
-            app.draining.clone(),
-        );
+            uid: config.network.uid,
+            metrics: edge,
+            draining: app.draining.clone(),
+        };
         let access =
             config
                 .security
@@ -299,36 +304,6 @@ impl App {
             address: self.addresses.grpc,
             task: accepting.abort_handle(),
         }
-    }
-
-    /// The bound addresses, with the actual port if 0 was configured.
-    #[must_use]
-    pub fn addresses(&self) -> Addresses {
-        self.addresses
-    }
-
-    /// The DSP rate limits; `None` without contracts.
-    #[must_use]
-    pub fn shaping(&self) -> Option<&Shaping> {
-        self.shaping.as_ref()
-    }
-
-    /// The settings that a reload can change.
-    #[must_use]
-    pub fn runtime_config(&self) -> RuntimeConfig {
-        self.runtime_config.clone()
-    }
-
-    /// The log, for tests that append to it directly.
-    #[must_use]
-    pub fn log(&self) -> &Log {
-        &self.log
-    }
-
-    /// The registry of all metrics.
-    #[must_use]
-    pub fn registry(&self) -> &Registry {
-        &self.services.registry
     }
 }
 

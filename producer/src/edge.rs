@@ -40,7 +40,7 @@ use self::{
     mint::UidMode,
     opt_out::OptOut,
     privacy::Signals,
-    request::{Rejection, Scratch, StatedMatch},
+    request::{Rejection, SCRATCH, StatedMatch},
     response::Outcome,
 };
 use crate::{
@@ -72,37 +72,21 @@ pub struct Opening {
 /// The edge of one producer.
 #[derive(Debug)]
 pub struct Edge {
-    log: Log,
-    metrics: Metrics,
-    shaping: Option<Shaping>,
-    opt_out: Option<OptOut>,
-    uid: UidMode,
+    /// The log, to which it appends.
+    pub log: Log,
+    /// Its metrics.
+    pub metrics: Metrics,
+    /// The DSP rate limits; `None` without limits.
+    pub shaping: Option<Shaping>,
+    /// The opt-out page, if there is one.
+    pub opt_out: Option<OptOut>,
+    /// The response to a browser without a user id.
+    pub uid: UidMode,
     /// Cancelled when the producer drains: each connection closes with its next response.
-    draining: CancellationToken,
+    pub draining: CancellationToken,
 }
 
 impl Edge {
-    /// An edge that appends to `log`, subject to `shaping`. A browser without a user id gets the response of `uid`. When
-    /// `draining` is cancelled, each connection closes with its next response.
-    #[must_use]
-    pub fn new(
-        log: Log,
-        shaping: Option<Shaping>,
-        opt_out: Option<OptOut>,
-        uid: UidMode,
-        metrics: Metrics,
-        draining: CancellationToken,
-    ) -> Self {
-        Self {
-            log,
-            metrics,
-            shaping,
-            opt_out,
-            uid,
-            draining,
-        }
-    }
-
     /// Accepts connections until the stage stops. Each connection then finishes the requests that it has read.
     pub async fn serve(
         self,
@@ -192,7 +176,7 @@ impl Edge {
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
         let contract = read.known.contract(dsp_id);
-        let mut scratch = Scratch::default();
+        let mut scratch = SCRATCH;
         let decoded = stated.decode(head::cookies(headers), self.uid.mints(), &mut scratch);
         let (buyer_uid, cookie) = match decoded {
             Ok(decoded) => decoded,
@@ -228,7 +212,7 @@ impl Edge {
                 opted_out,
                 ..Signals::new(head.query, headers, gate)
             };
-            let outcome = gate.decide(&signals, contract.vendor());
+            let outcome = gate.decide(&signals, contract.vendor);
             self.metrics.privacy[outcome as usize].inc();
             if gate.refuses(outcome) {
                 let (rejection, answer) = match format {

@@ -38,8 +38,11 @@ fn check_contracts(arguments: &[OsString]) -> Result<Vec<u8>, String> {
 
 async fn serve(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = App::start(config).await?;
-    let (runtime_config, metrics) = (app.runtime_config(), app.services.config_reloads.clone());
+    let (runtime_config, metrics) = (
+        app.runtime_config.clone(),
+        app.services.config_reloads.clone(),
+    );
     let apply = move |config: &Config| runtime_config.apply(config);
     signals.reload_until_drain(metrics, apply).await;
-    Ok(app.drain().await?)
+    app.drain().await
 }

@@ -6,7 +6,7 @@
 use crate::{api, config::Config, edge, server, streams};
 
 /// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
-const PROCESS_BYTES: u64 = 64 << 20;
+const PROCESS_BYTES: usize = 64 << 20;
 
 /// Memory bound of one component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,22 +70,19 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
             streams::CACHED_CHUNKS_MAX * 3 / 2,
             config.retention.chunk_bytes,
         ),
-        ComponentMemory {
-            what: "cookies queued by DSP limits",
-            bound: "`queue_bytes` in `--contracts`, per shaped DSP",
-            bytes: config.dsps.queue_bytes_max(),
-        },
+        component(
+            "cookies queued by DSP limits",
+            "`queue_bytes` in `--contracts`, per shaped DSP",
+            1,
+            config.dsps.queue_bytes_max(),
+        ),
         component(
             "API requests, and responses that can be repeated",
             "with `--api`: 256 connections, 64 MiB of responses",
             usize::from(config.api.address.is_some()),
             api::MEMORY_BYTES,
         ),
-        ComponentMemory {
-            what: "process",
-            bound: "64 MiB",
-            bytes: PROCESS_BYTES,
-        },
+        component("process", "64 MiB", 1, PROCESS_BYTES),
     ]
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
-    health: HealthReporter,
+    /// Reporter of the health service, for the drain.
+    pub health: HealthReporter,
     limits: CallLimits,
 }
 
@@ -83,12 +84,6 @@ impl Server {
             health: reporter,
             limits: CallLimits::register(registry)?,
         })
-    }
-
-    /// Reporter of the health service, for the drain.
-    #[must_use]
-    pub fn health(&self) -> HealthReporter {
-        self.health.clone()
     }
 
     /// Accepts connections that pass `access` until the stage stops. Each connection then ends after its last call: streams end

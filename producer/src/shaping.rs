@@ -36,7 +36,7 @@ mod status;
 
 use std::{
     io,
-    path::PathBuf,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -55,8 +55,10 @@ use self::{
     counters::RemovalOutcome,
     queue::Admission,
     shaper::{RELEASE_BATCH_MAX, Shaper},
+    sharing::LeasedShares,
+    spool::Spool,
 };
-pub(crate) use self::{counters::DropReason, metrics::register, spool::Spool};
+pub(crate) use self::{counters::DropReason, metrics::register};
 use crate::{
     edge::contracts::file::ContractsFile,
     log::{AppendBatch, Closed, Deletion, Log},
@@ -91,41 +93,32 @@ struct ShapingState {
     /// When [`Shaping::run`] wakes next.
     next_wake: u64,
     /// This producer's shares in shared limits.
-    leased: Option<sharing::LeasedShares>,
+    leased: Option<LeasedShares>,
     /// When the current shares must be computed again.
     shares_expire_at: u64,
     is_draining: bool,
 }
 
 impl Shaping {
-    /// Applies the limits of `file` and releases into `log`, without a spool.
-    #[must_use]
-    pub fn new(file: ContractsFile, log: Log) -> Self {
-        Self::start("", file, None, log)
-    }
-
-    /// Applies the limits of the contracts, with a spool if its path is set. `name` is the producer's.
+    /// Applies the limits of `file` and releases into `log`. Locks the spool if its path is set, and restores its cookies.
+    /// `name` is the producer's.
     ///
     /// # Errors
     /// When another process uses the spool.
-    pub(crate) fn open(
+    pub fn start(
         name: &str,
         file: ContractsFile,
-        spool: Option<&PathBuf>,
-        log: &Log,
+        spool: Option<&Path>,
+        log: Log,
     ) -> anyhow::Result<Self> {
-        let lock = |path: &PathBuf| {
-            let locked = Spool::lock(path.clone());
+        let lock = |path: &Path| {
+            let locked = Spool::lock(path.to_owned());
             locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
         let spool = spool.map(lock).transpose()?;
-        Ok(Self::start(name, file, spool, log.clone()))
-    }
-
-    /// Like [`new`](Self::new); also restores the cookies in the spool. `name` is the producer's.
-    pub(crate) fn start(name: &str, file: ContractsFile, spool: Option<Spool>, log: Log) -> Self {
         let rules = Arc::clone(file.current().limits());
-        let leased = sharing::lease(rules.sharing.as_ref(), name);
+        let sharing = rules.sharing.as_ref();
+        let leased = sharing.map(|it| LeasedShares::new(it, name));
         let started_unix_nanos = unix_micros().saturating_mul(1000);
         let shaping = Self {
             shared: Arc::new(ShapingShared {
@@ -148,7 +141,7 @@ impl Shaping {
         };
         shaping.update_shares(&mut shaping.state());
         shaping.restore_spool();
-        shaping
+        Ok(shaping)
     }
 
     /// The time of an instant by the shaper's clock: Unix time in nanoseconds at the start, and monotonic from there.
@@ -293,7 +286,7 @@ impl Shaping {
                 write_spool(spool, Arc::clone(&cookies), log.unix_micros(), deadline)
                     .await
                     .inspect_err(|error| {
-                        let path = spool.path().display();
+                        let path = spool.path.display();
                         tracing::error!(%path, %error, "failed to write the spool");
                     })
                     .is_ok()

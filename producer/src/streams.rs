@@ -35,16 +35,16 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
 
+pub(crate) use self::cookie_messages::CACHED_CHUNKS_MAX;
 use self::{
     body::{MessageFormat, Session, StreamBody},
     cookie_messages::CookieMessages,
     in_flight::StreamBudget,
     refusals::Refusals,
     request::read_request,
-    subscribers::{Lease, Subscribers, TooManySubscribers},
+    subscribers::{Lease, Subscribers},
     times_to_live::TimesToLive,
 };
-pub(crate) use self::{cookie_messages::CACHED_CHUNKS_MAX, request::REQUEST_TIMEOUT};
 use crate::{epoch_history::EpochHistory, log::Log};
 
 /// The streams of one producer; clones share them.
@@ -55,18 +55,22 @@ pub struct Streams {
 
 #[derive(Debug)]
 struct Inner {
-    log: Log,
-    subscribers: Subscribers,
     config: Config,
-    budget: StreamBudget,
-    refusals: Refusals,
     /// Messages without deletions, and messages with deletions.
     cookie_messages: [Arc<CookieMessages>; 2],
 }
 
-/// Configuration of all streams.
-#[derive(Debug, Clone)]
+/// Parts and configuration of all streams.
+#[derive(Debug)]
 pub struct Config {
+    /// The log from which streams read.
+    pub log: Log,
+    /// The subscribers.
+    pub subscribers: Subscribers,
+    /// Bounds the in-flight bytes.
+    pub budget: StreamBudget,
+    /// Counter of rejected calls.
+    pub refusals: Refusals,
     /// The id of this producer, the same across restarts.
     pub producer_id: String,
     /// Maximum lag of a subscriber, in cookies.
@@ -81,22 +85,12 @@ pub struct Config {
 }
 
 impl Streams {
-    /// Streams that read from `log`, with in-flight bytes bounded by `budget`.
+    /// Streams of these parts.
     #[must_use]
-    pub fn new(
-        log: Log,
-        subscribers: Subscribers,
-        config: Config,
-        budget: StreamBudget,
-        refusals: Refusals,
-    ) -> Self {
+    pub fn new(config: Config) -> Self {
         Self {
             inner: Arc::new(Inner {
-                log,
-                subscribers,
                 config,
-                budget,
-                refusals,
                 cookie_messages: [false, true]
                     .map(|deletions| Arc::new(CookieMessages::new(deletions))),
             }),
@@ -104,12 +98,21 @@ impl Streams {
     }
 
     async fn respond(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        if request.uri().path() == "/cookiesync.v1.CookieStreamer/Confirm" {
-            let network = network(&request);
-            let request = read_request(request).await?;
-            return confirm::handle(&self.inner, &request, network);
-        }
-        let body = self.open(request).await?;
+        let peer = request.extensions().get::<Peer>();
+        let network = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
+        let streams = &*self.inner;
+        let body = match request.uri().path() {
+            "/cookiesync.v1.CookieStreamer/Confirm" => {
+                return confirm::handle(streams, &read_request(request).await?, network);
+            }
+            "/cookiesync.v1.CookieStreamer/Subscribe" => {
+                subscribe::open(streams, &read_request(request).await?, network)?
+            }
+            "/cookiesync.v1.CookieStreamer/GetCookies" => {
+                get_cookies::open(streams, &read_request(request).await?, network)?
+            }
+            _ => return Err(Status::unimplemented("unknown method")),
+        };
         let (in_flight, superseded) = (Arc::clone(&body.in_flight), body.superseded.clone());
         let mut response = Response::new(Body::new(body));
         response.extensions_mut().insert(in_flight);
@@ -118,41 +121,24 @@ impl Streams {
         response.headers_mut().insert(header::CONTENT_TYPE, grpc);
         Ok(response)
     }
-
-    async fn open(&self, request: Request<Body>) -> Result<StreamBody, Status> {
-        match request.uri().path() {
-            "/cookiesync.v1.CookieStreamer/Subscribe" => {
-                let network = network(&request);
-                let request = read_request(request).await?;
-                subscribe::open(&self.inner, &request, network)
-            }
-            "/cookiesync.v1.CookieStreamer/GetCookies" => {
-                let network = network(&request);
-                let request = read_request(request).await?;
-                get_cookies::open(&self.inner, &request, network)
-            }
-            _ => Err(Status::unimplemented("unknown method")),
-        }
-    }
 }
 
 impl Inner {
-    fn session(&self, lease: Lease, position: u64, until: u64, format: MessageFormat) -> Session {
-        let queue_cookies_max = self.config.queue_cookies_max;
-        let reader = self.log.reader(position, queue_cookies_max, until);
-        let in_flight = self.budget.open(lease.in_flight());
-        Session::new(lease, reader, format, in_flight)
+    fn stream(&self, lease: Lease, format: MessageFormat) -> StreamBody {
+        let config = &self.config;
+        let (first, until) = (lease.start.first, lease.start.catching_up_until);
+        StreamBody::new(Session {
+            reader: config.log.reader(first, config.queue_cookies_max, until),
+            in_flight: config.budget.open(lease.in_flight()),
+            lease,
+            format,
+        })
     }
 }
 
 /// Request extension: the network of the client; all of its addresses count as one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
-
-fn network(request: &Request<Body>) -> IpAddr {
-    let peer = request.extensions().get::<Peer>();
-    peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
-}
 
 /// Response extension: cancelled when a newer stream of the same subscriber supersedes this one.
 #[derive(Debug, Clone)]
@@ -177,7 +163,7 @@ impl Service<Request<Body>> for Streams {
             Ok(match streams.respond(request).await {
                 Ok(response) => response,
                 Err(status) => {
-                    streams.inner.refusals.count(&status);
+                    streams.inner.config.refusals.count(&status);
                     let mut response = status.into_http();
                     // Tells clients not to compress their messages.
                     let accepted = HeaderValue::from_static("identity");
@@ -192,12 +178,6 @@ impl Service<Request<Body>> for Streams {
 
 /// Memory of a subscriber besides the log and in-flight bytes: its state, metrics and stream.
 pub(crate) const SUBSCRIBER_BYTES: usize = 32 * 1024;
-
-impl From<TooManySubscribers> for Status {
-    fn from(error: TooManySubscribers) -> Self {
-        Self::resource_exhausted(error.to_string())
-    }
-}
 
 #[cfg(test)]
 mod tests;

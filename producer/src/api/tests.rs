@@ -51,9 +51,9 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
             std::fs::write(&file, limits).unwrap();
             let named = NamedFile::from_flag("--contracts", &file.path().display().to_string());
             let limits = Reloader::load(File::new(named.unwrap())).unwrap();
-            Shaping::new(Arc::new(limits), log.clone())
+            Shaping::start("", Arc::new(limits), None, log.clone()).unwrap()
         }),
-        dsps: Dsps::register(&registry, 0, None).unwrap(),
+        dsps: Dsps::register(&registry, None).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
         deletions: registry.add(producer::DELETIONS).unwrap(),

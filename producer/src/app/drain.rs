@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::bail;
 use tokio::time::Instant;
 use tonic_health::ServingStatus;
 
@@ -18,25 +19,13 @@ const SHAPING_GRACE: Duration = Duration::from_millis(500);
 /// Time at the end of the drain during which only the admin port is open.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
-/// Some subscribers did not receive all cookies before the deadline.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "drain timed out after {}; subscribers that did not receive all cookies: {}",
-    humantime::format_duration(*.within),
-    .behind.join(", ")
-)]
-pub struct DrainTimeout {
-    within: Duration,
-    behind: Vec<String>,
-}
-
 impl App {
     /// Stops in data-flow order: wait for `--drain-delay`, finish open requests, spool or release queued cookies, close the
     /// log, and send its rest and a `Goodbye` on all streams. Takes no longer than configured.
     ///
     /// # Errors
     /// When a connected subscriber did not receive all cookies in time; it loses the rest.
-    pub async fn drain(self) -> Result<(), DrainTimeout> {
+    pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
         self.health.set_not_serving::<Streams>().await;
         // For probes that do not specify a service.
@@ -71,10 +60,11 @@ impl App {
             tracing::info!(appended, "drained");
             return Ok(());
         }
-        Err(DrainTimeout {
-            within: timeout,
-            behind,
-        })
+        bail!(
+            "drain timed out after {}; subscribers that did not receive all cookies: {}",
+            humantime::format_duration(timeout),
+            behind.join(", ")
+        )
     }
 
     /// Returns the subscribers whose streams were still open at the deadline.

@@ -15,7 +15,7 @@ use clap::Parser;
 use ipnet::IpNet;
 use proto::{
     ids,
-    limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, HEARTBEAT_MAX},
+    limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN},
 };
 use runtime::{
     listen::{self, Proxies},
@@ -23,13 +23,10 @@ use runtime::{
 };
 
 use super::{api::ApiArgs, dsps::DspsArgs};
-use crate::{
-    edge::mint::UidMode,
-    epoch_history::{DEFAULT_DIR, EpochHistory},
-    log,
-    security::SecurityArgs,
-    streams::{self, times_to_live::TimesToLive},
-};
+use crate::{edge::mint::UidMode, epoch_history::DEFAULT_DIR, log, security::SecurityArgs};
+
+/// A stream that was idle for this long gets a heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
@@ -182,16 +179,6 @@ pub struct Retention {
         value_parser = size(0..=usize::MAX)
     )]
     pub rewind_bytes: usize,
-
-    /// Send a heartbeat on a stream that was idle for this long
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "1s",
-        hide_short_help = true,
-        value_parser = time(ms(10)..=HEARTBEAT_MAX)
-    )]
-    pub heartbeat: Duration,
 }
 
 impl Retention {
@@ -202,23 +189,7 @@ impl Retention {
             bytes_max: self.log_bytes,
             chunk_bytes: self.chunk_bytes,
             chunk_age: self.chunk_age,
-            idle_after: self.heartbeat,
-        }
-    }
-
-    /// The configuration of the streams of a producer.
-    pub(crate) fn streams(
-        &self,
-        producer_id: String,
-        epoch_history: EpochHistory,
-        times_to_live: TimesToLive,
-    ) -> streams::Config {
-        streams::Config {
-            producer_id,
-            queue_cookies_max: self.queue_cookies as u64,
-            rewind_bytes: self.rewind_bytes,
-            epoch_history,
-            times_to_live,
+            idle_after: HEARTBEAT,
         }
     }
 }

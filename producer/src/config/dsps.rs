@@ -5,14 +5,11 @@ use std::path::PathBuf;
 use runtime::{
     connect::credentials::load_files,
     reload::NamedFile,
-    settings::{CONTENTS, ConfigErrors, count},
+    settings::{CONTENTS, ConfigErrors},
 };
 
 use crate::{
-    edge::{
-        contracts::file::{ContractsFile, File},
-        dsps::LISTED_MAX,
-    },
+    edge::contracts::file::{ContractsFile, File},
     shaping,
 };
 
@@ -32,41 +29,23 @@ pub(super) struct DspsArgs {
     /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]
     limits_spool: String,
-
-    /// Without contracts, maximum number of DSPs with their own metric series, first come, first served
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "64",
-        hide_short_help = true,
-        value_parser = count(0..=LISTED_MAX)
-    )]
-    dsp_series_max: usize,
 }
 
 /// The validated settings, and the content of the contracts file.
 #[derive(Debug, Clone, Default)]
 pub struct DspsConfig {
     /// The contracts file.
-    pub(crate) contracts: Option<ContractsFile>,
+    pub contracts: Option<ContractsFile>,
     /// The file that stores queued cookies while the producer is stopped.
     pub(crate) limits_spool: Option<PathBuf>,
-    /// Maximum number of series of unlisted DSPs.
-    pub(crate) series_max: usize,
 }
 
 impl DspsConfig {
-    /// Reloads the contracts file once, for callers that do not watch it.
-    pub fn reload(&self) {
-        if let Some(file) = &self.contracts {
-            file.reload_once();
-        }
-    }
-
     /// Maximum bytes of all DSP queues under the current limits.
-    pub(crate) fn queue_bytes_max(&self) -> u64 {
+    pub(crate) fn queue_bytes_max(&self) -> usize {
         let file = self.contracts.as_ref();
-        file.map_or(0, |file| shaping::queue_bytes_max(file.current().limits()))
+        let bytes = file.map_or(0, |file| shaping::queue_bytes_max(file.current().limits()));
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }
 
@@ -91,7 +70,6 @@ impl DspsArgs {
         DspsConfig {
             contracts: file.and_then(|file| load_files(errors, File::new(file))),
             limits_spool: spool,
-            series_max: self.dsp_series_max,
         }
     }
 }

@@ -64,7 +64,6 @@ fn all_errors_are_reported_together() {
         "--chunk-age=0s",
         "--queue-cookies=-1",
         "--in-flight-bytes=63KiB",
-        "--heartbeat=11s",
         "--http-connections-per-address=0",
         "--grpc-connections-per-address=many",
         "--contracts=/no/such/contracts.toml",

@@ -102,15 +102,6 @@ pub(super) struct EdgeConnection {
     dated: Option<Instant>,
 }
 
-/// Why a connection ends before the client closes it.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EdgeConnectionError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    Closed(#[from] Closed),
-}
-
 impl EdgeConnection {
     pub(super) fn new(client: Option<IpAddr>) -> Self {
         Self {
@@ -126,7 +117,7 @@ impl EdgeConnection {
         mut stream: impl ByteStream,
         activity: &Activity,
         stopping: &CancellationToken,
-    ) -> Result<(), EdgeConnectionError> {
+    ) -> anyhow::Result<()> {
         let mut next = Next::Read;
         let mut read_at = Instant::now();
         let mut since_yield = 0;
@@ -233,7 +224,11 @@ impl EdgeConnection {
                         head: false,
                         close: true,
                     };
-                    (outcome_of(error), options)
+                    let outcome = match error {
+                        HeadError::Malformed => Outcome::Malformed,
+                        HeadError::TooLarge => Outcome::HeadTooLarge,
+                    };
+                    (outcome, options)
                 }
             };
             requests += 1;
@@ -254,13 +249,6 @@ impl EdgeConnection {
         // The responses confirm that the cookies are in the log.
         edge.append(&mut read)?;
         Ok((next, requests))
-    }
-}
-
-fn outcome_of(error: HeadError) -> Outcome {
-    match error {
-        HeadError::Malformed => Outcome::Malformed,
-        HeadError::TooLarge => Outcome::HeadTooLarge,
     }
 }
 

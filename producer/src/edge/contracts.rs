@@ -45,10 +45,12 @@ pub struct Contracts {
 /// The contract of one DSP, or of all unlisted DSPs.
 #[derive(Debug, Clone)]
 pub struct Contract {
-    name: String,
-    state: State,
+    /// The name of the DSP.
+    pub name: String,
+    /// Which matches are recorded.
+    pub state: State,
     /// Id in the vendor list of the IAB.
-    vendor: Option<NonZeroU16>,
+    pub vendor: Option<NonZeroU16>,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
     /// Macros of this DSP that have the form of an id.
@@ -147,12 +149,6 @@ impl Contracts {
         &self.limits
     }
 
-    /// Whether the file has rate limits.
-    #[must_use]
-    pub fn has_limits(&self) -> bool {
-        !self.limits.limits.is_empty()
-    }
-
     /// The settings of the privacy gate; `None` if it is off.
     #[must_use]
     pub fn privacy(&self) -> Option<&privacy::Config> {
@@ -191,24 +187,6 @@ impl Contracts {
 }
 
 impl Contract {
-    /// The name of the DSP.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Which matches are recorded.
-    #[must_use]
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    /// Id of the DSP in the vendor list of the IAB.
-    #[must_use]
-    pub fn vendor(&self) -> Option<NonZeroU16> {
-        self.vendor
-    }
-
     /// Whether matches that the contract does not permit are recorded nevertheless.
     #[must_use]
     pub fn observes(&self) -> bool {

@@ -3,12 +3,12 @@
 //! # Metric series
 //!
 //! Requests may contain any of four billion DSP ids, so the number of series is bounded. If contracts list DSPs, each of
-//! them has a series; all others are counted as `other`. Without a list, the first DSPs get a series, up to a maximum, and
-//! the rest is `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id are counted as
-//! `none`.
+//! them has a series; all others are counted as `other`. Without a list, the first [`UNLISTED_SERIES_MAX`] DSPs get a
+//! series, and the rest is `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id
+//! are counted as `none`.
 //!
-//! The contracts can be reloaded. The series of a DSP that is removed from the list is kept, but no longer grows. If there
-//! would be more than `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
+//! The contracts can be reloaded. A DSP that is removed from the list keeps its series. If there would be more than
+//! `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
 //!
 //! # Cost
 //!
@@ -42,6 +42,9 @@ use super::{
 
 /// Maximum number of listed DSPs.
 pub const LISTED_MAX: usize = CONTRACTS_MAX;
+
+/// Maximum number of series without a list.
+const UNLISTED_SERIES_MAX: usize = 64;
 
 /// Maximum number of series after a reload of the list. Each takes 256 bytes per shard.
 const SERIES_MAX: usize = 3 * LISTED_MAX;
@@ -102,23 +105,16 @@ struct DspTable {
     version: usize,
     contracts: Option<Arc<Contracts>>,
     contracts_version: u64,
-    /// Maximum number of series without a list.
-    series_max: usize,
     /// Listed DSPs, or without a list the first DSPs seen.
-    active: HashMap<u32, Arc<Series>, RandomState>,
-    /// DSPs that were removed from the list; their series no longer grow.
-    retired: HashMap<u32, Arc<Series>, RandomState>,
+    series: HashMap<u32, Arc<Series>, RandomState>,
 }
 
 impl DspTable {
-    fn has_list(&self) -> bool {
-        let contracts = self.contracts.as_ref();
-        contracts.is_some_and(|contracts| contracts.listed().len() > 0)
-    }
-
     /// Whether a DSP without a series gets one when it is first seen.
     fn is_open(&self) -> bool {
-        !self.has_list() && self.active.len() < self.series_max
+        let contracts = self.contracts.as_ref();
+        let has_list = contracts.is_some_and(|contracts| contracts.listed().len() > 0);
+        !has_list && self.series.len() < UNLISTED_SERIES_MAX
     }
 }
 
@@ -237,14 +233,12 @@ impl Series {
 }
 
 impl Dsps {
-    /// Registers `producer_dsp_cookies_total{dsp,outcome}` and the metrics of contracts. Without contracts that list DSPs,
-    /// the first `series_max` DSPs get their own series.
+    /// Registers `producer_dsp_cookies_total{dsp,outcome}` and the metrics of contracts.
     ///
     /// # Errors
     /// When a metric is registered already.
     pub fn register(
         registry: &Registry,
-        series_max: usize,
         contracts: Option<Arc<Contracts>>,
     ) -> prometheus::Result<Self> {
         let dsps = Self {
@@ -255,7 +249,6 @@ impl Dsps {
                 none: Series::default(),
             }),
         };
-        dsps.shared.change(|table| table.series_max = series_max);
         if let Some(contracts) = contracts {
             dsps.set_contracts(contracts);
         }
@@ -283,23 +276,19 @@ impl Dsps {
     pub fn set_contracts(&self, contracts: Arc<Contracts>) {
         let shared = &*self.shared;
         shared.change(|table| {
-            let DspTable {
-                active, retired, ..
-            } = table;
-            if active.len() + retired.len() + contracts.listed().len() > SERIES_MAX {
+            if table.series.len() + contracts.listed().len() > SERIES_MAX {
                 // Not those that this reload removes: a batch in progress may still count for them.
-                for (_, removed) in retired.drain() {
+                let before = table.contracts.clone();
+                let lists = |dsp_id| before.as_ref().is_some_and(|it| it.lists(dsp_id));
+                let is_old = |dsp_id: &u32| !lists(*dsp_id) && !contracts.lists(*dsp_id);
+                for (_, removed) in table.series.extract_if(|dsp_id, _| is_old(dsp_id)) {
                     for (outcome, count) in removed.sums().into_iter().enumerate() {
                         shared.other.add(0, outcome, count);
                     }
                 }
             }
-            if contracts.listed().len() > 0 {
-                retired.extend(active.extract_if(|dsp_id, _| !contracts.lists(*dsp_id)));
-            }
             for (dsp_id, _) in contracts.listed() {
-                let known = || retired.remove(&dsp_id).unwrap_or_default();
-                active.entry(dsp_id).or_insert_with(known);
+                table.series.entry(dsp_id).or_default();
             }
             table.contracts = Some(contracts);
             table.contracts_version += 1;
@@ -318,11 +307,11 @@ impl Dsps {
         let thread = thread_number();
         let requests = tally.dsps.iter().zip(&tally.outcomes);
         for (&dsp_id, &outcome) in requests.take(tally.len) {
-            let mut series = known.0.active.get(&dsp_id);
+            let mut series = known.0.series.get(&dsp_id);
             if series.is_none() && dsp_id != NONE && known.0.is_open() {
                 shared.add_series(dsp_id);
                 self.refresh(known);
-                series = known.0.active.get(&dsp_id);
+                series = known.0.series.get(&dsp_id);
             }
             let series = match series {
                 Some(series) => series,
@@ -357,7 +346,7 @@ impl Dsps {
             .map(|(dsp_id, it)| (dsp_id.to_string(), it))
             .collect();
         let named = named.iter();
-        let named = named.map(|(dsp, it)| ([&**dsp, it.name(), it.state().name()], 1.0));
+        let named = named.map(|(dsp, it)| ([&**dsp, &*it.name, it.state.name()], 1.0));
         vec![
             family(DSP_COOKIES, counts(0..WOULD_REFUSE)),
             family(DSP_WOULD_REFUSE, counts(WOULD_REFUSE..OUTCOMES)),
@@ -369,7 +358,7 @@ impl Dsps {
     fn sums(&self) -> Vec<(String, Outcomes)> {
         let shared = &*self.shared;
         let table = Arc::clone(&shared.table());
-        let by_dsp: BTreeMap<_, _> = table.active.iter().chain(&table.retired).collect();
+        let by_dsp: BTreeMap<_, _> = table.series.iter().collect();
         let by_dsp = by_dsp
             .into_iter()
             .map(|(dsp_id, series)| (dsp_id.to_string(), series.sums()));
@@ -404,8 +393,7 @@ impl DspsShared {
         self.change(|table| {
             // Another thread may have changed the table.
             if table.is_open() {
-                let known = || table.retired.remove(&dsp_id).unwrap_or_default();
-                table.active.entry(dsp_id).or_insert_with(known);
+                table.series.entry(dsp_id).or_default();
             }
         });
     }

@@ -29,17 +29,16 @@ pub struct Metrics {
     /// Time from reading requests to encoding their responses.
     pub(super) seconds: Latency,
     /// Requests by DSP and outcome.
-    pub(super) dsps: Dsps,
+    pub dsps: Dsps,
 }
 
 impl Metrics {
-    /// Registers the metrics. Without contracts that list DSPs, the first `dsp_series_max` DSPs get their own series.
+    /// Registers the metrics.
     ///
     /// # Errors
     /// When one of the metrics is registered already.
     pub fn register(
         registry: &Registry,
-        dsp_series_max: usize,
         contracts: Option<Arc<Contracts>>,
     ) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
@@ -58,14 +57,8 @@ impl Metrics {
             malformed: outcome("malformed"),
             privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
-            dsps: Dsps::register(registry, dsp_series_max, contracts)?,
+            dsps: Dsps::register(registry, contracts)?,
         })
-    }
-
-    /// Counters by DSP.
-    #[must_use]
-    pub fn dsps(&self) -> Dsps {
-        self.dsps.clone()
     }
 
     /// Counts an outcome, except `Accepted`: see [`accepted`](Self::accepted).

@@ -14,19 +14,11 @@ use super::answer::Answer;
 /// The name of the HTTP cookie that holds the user id.
 const USER_COOKIE: &[u8] = b"uid";
 
-/// Buffers for percent-decoded values.
-#[derive(Debug)]
-pub struct Scratch {
-    buyer_uid: [u8; BUYER_UID_BYTES_MAX],
-}
+/// Buffer for a percent-decoded buyer uid.
+pub type Scratch = [u8; BUYER_UID_BYTES_MAX];
 
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            buyer_uid: [0; BUYER_UID_BYTES_MAX],
-        }
-    }
-}
+/// An empty buffer.
+pub const SCRATCH: Scratch = [0; BUYER_UID_BYTES_MAX];
 
 /// More digits than 4294967295 has, which allows leading zeros.
 const DSP_ID_DIGITS_MAX: usize = 32;
@@ -153,7 +145,7 @@ impl<'a> StatedMatch<'a> {
     where
         'a: 's,
     {
-        let buyer_uid = parse_buyer_uid(self.buyer_uid, &mut scratch.buyer_uid)?;
+        let buyer_uid = parse_buyer_uid(self.buyer_uid, scratch)?;
         let user_id = match parse_user_id(cookie_headers) {
             Err(Rejection::UserMissing | Rejection::UserEmpty) if mints => None,
             user_id => Some(user_id?),
@@ -342,7 +334,7 @@ mod tests {
 
     #[track_caller]
     fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
-        let mut scratch = Scratch::default();
+        let mut scratch = SCRATCH;
         let headers = cookies.iter().map(|header| header.as_bytes());
         let stated = StatedMatch::parse(query);
         let decoded = stated.and_then(|stated| stated.decode(headers, false, &mut scratch));

@@ -5,12 +5,11 @@
 //! health checks, which need no token, block ordinary calls. A charge is released when the call ends or becomes a stream;
 //! streams are bounded by `--subscribers` and `--in-flight-bytes`.
 //!
-//! The fuller a half, the shorter a call may hold its bytes: from `HOLD_TIME_MAX` at 50% down to `HOLD_TIME_MIN` at 90%. A
-//! new charge ends calls that have held bytes for longer and, if its address has used up its share, calls of that address.
-//! Their bytes no longer count against the new charge; the last fifth of each half is reserved for them until they are
-//! released. If the capacity is still insufficient, the call is rejected.
+//! A new charge that does not fit ends the oldest calls that have held bytes for `HOLD_TIME`, as many as needed: those of
+//! its address if its address has used up its share. Their bytes no longer count against the new charge; the last fifth of
+//! each half is reserved for them until they are released. If the capacity is still insufficient, the call is rejected.
 //!
-//! All connections together begin at most 2,000 streams per second, and those of the minimum hold time fit into their
+//! All connections together begin at most 2,000 streams per second, and those of the hold time fit into their
 //! half. Calls that are never finished therefore block others only during their first burst. The other half has no such
 //! guarantee: it has capacity for 200 of 1,000 health checks per second, or for 12 reflection calls. At that rate,
 //! health checks from many addresses block each other and large requests, but not small requests for streams.
@@ -33,8 +32,6 @@ use proto::limits::REQUEST_BYTES_MAX;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::streams::REQUEST_TIMEOUT;
-
 /// Maximum bytes of all calls until they become streams.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
@@ -53,9 +50,8 @@ const SMALL_REQUEST_BYTES: usize = 2 * 1024;
 /// Request bytes count twice, because the buffer that collects them may be half empty.
 const COPIES: usize = 2;
 
-/// How long a call may hold bytes while its half is 50% full, and 90% full.
-const HOLD_TIME_MAX: Duration = REQUEST_TIMEOUT;
-const HOLD_TIME_MIN: Duration = Duration::from_millis(400);
+/// How long a call may hold bytes that others need.
+const HOLD_TIME: Duration = Duration::from_millis(400);
 
 /// Kind of a call, which determines its charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,22 +94,20 @@ impl CallKind {
     }
 }
 
-/// The budget of one producer; clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct CallBudget {
-    shared: Arc<CallBudgetShared>,
-}
-
+/// The budget of one producer.
 #[derive(Debug)]
-struct CallBudgetShared {
-    state: Mutex<BudgetState>,
-    bytes: IntGauge,
-    refused: IntCounter,
-    ended_early: IntCounter,
+pub(super) struct CallBudget {
+    pub(super) state: Mutex<BudgetState>,
+    /// Used bytes.
+    pub(super) bytes: IntGauge,
+    /// Rejected calls.
+    pub(super) refused: IntCounter,
+    /// Calls that were ended for others.
+    pub(super) ended_early: IntCounter,
 }
 
 #[derive(Debug, Default)]
-struct BudgetState {
+pub(super) struct BudgetState {
     calls: BudgetHalf,
     requests: BudgetHalf,
     opened: u64,
@@ -121,9 +115,8 @@ struct BudgetState {
 
 #[derive(Debug, Default)]
 struct BudgetHalf {
+    /// Bytes of all calls, with those that are ending.
     used: usize,
-    /// Used bytes of calls that are ending.
-    ending: usize,
     /// Active calls and their bytes, oldest first.
     holders: BTreeMap<u64, (Holder, usize)>,
 }
@@ -137,40 +130,17 @@ struct Holder {
     network: IpAddr,
 }
 
-impl CallBudget {
-    /// An unused budget. `bytes` reports its usage, `refused` counts rejected calls, and `ended_early` calls that were ended for
-    /// others.
-    pub(super) fn new(bytes: IntGauge, refused: IntCounter, ended_early: IntCounter) -> Self {
-        Self {
-            shared: Arc::new(CallBudgetShared {
-                state: Mutex::default(),
-                bytes,
-                refused,
-                ended_early,
-            }),
-        }
-    }
-
-    /// The share of a network, whose addresses count as one.
-    pub(super) fn share(&self, network: IpAddr) -> AddressShare {
-        AddressShare {
-            shared: Arc::clone(&self.shared),
-            network,
-        }
-    }
-}
-
-/// The share of one address or network.
+/// The share of a network, whose addresses count as one.
 #[derive(Debug, Clone)]
 pub(super) struct AddressShare {
-    shared: Arc<CallBudgetShared>,
+    pub(super) budget: Arc<CallBudget>,
     pub(super) network: IpAddr,
 }
 
 impl AddressShare {
     /// Charges a new call; `None` if the budget is exceeded.
     pub(super) fn open(&self, kind: CallKind, now: Instant) -> Option<Grant> {
-        let mut state = self.shared.state();
+        let mut state = self.budget.state();
         let holder = Holder {
             id: state.opened,
             since: now,
@@ -181,15 +151,15 @@ impl AddressShare {
         let call_bytes = kind.call_bytes();
         let calls = &mut state.calls;
         if !self
-            .shared
+            .budget
             .charge(calls, &holder, call_bytes, usize::MAX, now)
         {
             return None;
         }
-        self.shared.publish(&state);
+        self.budget.publish(&state);
         drop(state);
         let grant = Grant {
-            shared: Arc::clone(&self.shared),
+            budget: Arc::clone(&self.budget),
             holder,
             call_bytes,
             received: AtomicUsize::new(0),
@@ -202,7 +172,7 @@ impl AddressShare {
 /// The charge of one call, released on drop.
 #[derive(Debug)]
 pub(super) struct Grant {
-    shared: Arc<CallBudgetShared>,
+    budget: Arc<CallBudget>,
     holder: Holder,
     call_bytes: usize,
     received: AtomicUsize,
@@ -227,14 +197,14 @@ impl Grant {
         if bytes == 0 {
             return true;
         }
-        let mut state = self.shared.state();
+        let mut state = self.budget.state();
         let requests = &mut state.requests;
         let is_granted = self
-            .shared
+            .budget
             .charge(requests, &self.holder, bytes, SHARE_BYTES_MAX, now);
         if is_granted {
             self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.shared.publish(&state);
+            self.budget.publish(&state);
         }
         is_granted
     }
@@ -243,14 +213,14 @@ impl Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         let request_bytes = *self.request_bytes.get_mut();
-        let mut state = self.shared.state();
+        let mut state = self.budget.state();
         state.calls.release(self.holder.id, self.call_bytes);
         state.requests.release(self.holder.id, request_bytes);
-        self.shared.publish(&state);
+        self.budget.publish(&state);
     }
 }
 
-impl CallBudgetShared {
+impl CallBudget {
     fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -273,21 +243,21 @@ impl CallBudgetShared {
         if bytes == 0 {
             return true;
         }
-        let hold_time = hold_time(half.used - half.ending + bytes);
-        while let Some(id) = half.oldest(hold_time, now, |_| true) {
-            self.end(half, id);
-        }
-        // Ends no more calls of its own address than needed.
         let is_own = |held: &Holder| held.network == holder.network;
-        while !half.has_share(holder, bytes, share_max)
-            && let Some(id) = half.oldest(HOLD_TIME_MIN, now, is_own)
+        let has_share = |half: &BudgetHalf| half.held_by(is_own) <= share_max.saturating_sub(bytes);
+        while !has_share(half)
+            && let Some(id) = half.oldest(now, is_own)
         {
             self.end(half, id);
         }
-        let has_capacity = half.has_share(holder, bytes, share_max)
-            && half.used - half.ending + bytes <= ACTIVE_BYTES_MAX
-            && half.used + bytes <= HALF_BYTES_MAX;
-        if !has_capacity || holder.end.is_cancelled() {
+        let has_capacity = |half: &BudgetHalf| half.held_by(|_| true) + bytes <= ACTIVE_BYTES_MAX;
+        while !has_capacity(half)
+            && let Some(id) = half.oldest(now, |_| true)
+        {
+            self.end(half, id);
+        }
+        let fits = has_share(half) && has_capacity(half) && half.used + bytes <= HALF_BYTES_MAX;
+        if !fits || holder.end.is_cancelled() {
             self.refused.inc();
             return false;
         }
@@ -299,8 +269,7 @@ impl CallBudgetShared {
 
     /// Ends a call early.
     fn end(&self, half: &mut BudgetHalf, id: u64) {
-        if let Some((holder, bytes)) = half.holders.remove(&id) {
-            half.ending += bytes;
+        if let Some((holder, _)) = half.holders.remove(&id) {
             self.ended_early
                 .inc_by(u64::from(!holder.end.is_cancelled()));
             holder.end.cancel();
@@ -309,48 +278,23 @@ impl CallBudgetShared {
 }
 
 impl BudgetHalf {
-    /// Whether the active calls of an address may use `bytes` more.
-    fn has_share(&self, holder: &Holder, bytes: usize, share_max: usize) -> bool {
-        if share_max == usize::MAX {
-            return true;
-        }
-        let own = self.holders.values();
-        let own = own.filter(|(held, _)| held.network == holder.network);
-        let held: usize = own.map(|(_, bytes)| bytes).sum();
-        held <= share_max.saturating_sub(bytes)
+    /// Bytes of the matching active calls.
+    fn held_by(&self, matches: impl Fn(&Holder) -> bool) -> usize {
+        let held = self.holders.values().filter(|(held, _)| matches(held));
+        held.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The oldest matching call that is at least `hold_time` old.
-    fn oldest(
-        &self,
-        hold_time: Duration,
-        now: Instant,
-        matches: impl Fn(&Holder) -> bool,
-    ) -> Option<u64> {
-        let is_old = |held: &Holder| now.saturating_duration_since(held.since) >= hold_time;
-        let mut old = self
-            .holders
-            .values()
-            .map(|(held, _)| held)
-            .take_while(|held| is_old(held));
-        old.find(|held| matches(held)).map(|held| held.id)
+    /// The oldest matching call that has held its bytes for [`HOLD_TIME`].
+    fn oldest(&self, now: Instant, matches: impl Fn(&Holder) -> bool) -> Option<u64> {
+        let is_old = |held: &Holder| now.saturating_duration_since(held.since) >= HOLD_TIME;
+        let mut calls = self.holders.values().map(|(held, _)| held);
+        let oldest = calls.find(|held| matches(held));
+        oldest.filter(|held| is_old(held)).map(|held| held.id)
     }
 
     fn release(&mut self, id: u64, bytes: usize) {
         self.used -= bytes;
-        if self.holders.remove(&id).is_none() {
-            self.ending -= bytes;
-        }
-    }
-}
-
-/// How long a call may hold bytes of a half in which active calls hold `used` bytes.
-fn hold_time(used: usize) -> Duration {
-    let percent = used * 100 / ACTIVE_BYTES_MAX;
-    match u32::try_from(percent.clamp(50, 90) - 50) {
-        // Sufficient capacity: only the deadlines of the calls apply.
-        Ok(0) | Err(_) => Duration::MAX,
-        Ok(short) => HOLD_TIME_MAX - (HOLD_TIME_MAX - HOLD_TIME_MIN) * short / 40,
+        self.holders.remove(&id);
     }
 }
 

@@ -8,7 +8,7 @@
 use std::{
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -26,19 +26,26 @@ use crate::{
     security::tokens::TokenCheck,
 };
 
-/// Calls per connection.
-const CONNECTION: Rate = ("50/s", 200);
+/// Rates and bursts: calls of a connection; streaming calls of an address, and of all; other calls of an address, and of all.
+///
+/// After a restart, all subscribers reconnect at the same time, perhaps behind one load balancer. The rates of an address
+/// suffice for that, and leave calls to other addresses.
+const RATES: [Rate; 5] = [
+    ("50/s", 200),
+    ("500/s", 4_000),
+    ("2000/s", 8_000),
+    ("200/s", 1_000),
+    ("1000/s", 4_000),
+];
 
-/// Streaming calls on all connections. After a restart, all subscribers reconnect at the same time.
-const STREAMS: Rate = ("2000/s", 8_000);
-
-/// Health checks and reflection on all connections.
-const OTHERS: Rate = ("1000/s", 4_000);
-
-/// The same per address: enough for all subscribers behind a load balancer to reconnect, and low enough to leave calls to
-/// other addresses.
-const STREAMS_OF_ADDRESS: Rate = ("500/s", 4_000);
-const OTHERS_OF_ADDRESS: Rate = ("200/s", 1_000);
+/// Metric label and message of a call that exceeds each of them.
+const REASONS: [(&str, &str); 5] = [
+    ("connection", "too many calls on this connection"),
+    ("address", "too many calls from this address"),
+    ("all", "too many calls"),
+    ("address", "too many calls from this address"),
+    ("all", "too many calls"),
+];
 
 /// Maximum number of tracked connections and addresses. An entry for a single call is kept for milliseconds, so at the
 /// total rate only a fraction of the entries is in use.
@@ -61,7 +68,7 @@ pub(crate) struct CallLimits {
     /// Limits per connection; of streaming calls per address and in total; of other calls per address and in total.
     rates: Arc<RateLimits<Caller, 5>>,
     connections: Arc<AtomicU64>,
-    budget: CallBudget,
+    budget: Arc<CallBudget>,
     refused: IntCounterVec,
 }
 
@@ -73,25 +80,20 @@ impl CallLimits {
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
         let bytes = registry.add(producer::CALLS_BYTES)?;
-        let [_, _, _, no_bytes, shortened] = [
-            "connection",
-            "address",
-            "all",
-            "bytes",
-            "deadline_shortened",
-        ]
-        .map(|reason| refused.with_label_values(&[reason]));
-        let rates = [
-            CONNECTION,
-            STREAMS_OF_ADDRESS,
-            STREAMS,
-            OTHERS_OF_ADDRESS,
-            OTHERS,
-        ];
+        let counter = |reason| refused.with_label_values(&[reason]);
+        for (reason, _) in REASONS {
+            counter(reason);
+        }
+        let (no_bytes, shortened) = (counter("bytes"), counter("deadline_shortened"));
         Ok(Self {
-            rates: Arc::new(RateLimits::new(rates, KEYS_MAX)),
+            rates: Arc::new(RateLimits::new(RATES, KEYS_MAX)),
             connections: Arc::default(),
-            budget: CallBudget::new(bytes, no_bytes, shortened),
+            budget: Arc::new(CallBudget {
+                state: Mutex::default(),
+                bytes,
+                refused: no_bytes,
+                ended_early: shortened,
+            }),
             refused,
         })
     }
@@ -106,7 +108,10 @@ impl CallLimits {
             number: self.connections.fetch_add(1, Ordering::Relaxed),
             peer,
             tokens,
-            share: self.budget.share(addresses::network(peer)),
+            share: AddressShare {
+                budget: Arc::clone(&self.budget),
+                network: addresses::network(peer),
+            },
             calls: self.clone(),
             refused: 0,
         }
@@ -117,12 +122,7 @@ impl CallLimits {
         let Err(exceeded) = self.rates.charge(callers, 1, now, Duration::ZERO) else {
             return Ok(());
         };
-        let exceeded = callers.iter().find(|(rate, _)| *rate == exceeded.rate);
-        let (reason, message) = match exceeded {
-            Some((_, Caller::Connection(_))) => ("connection", "too many calls on this connection"),
-            Some((_, Caller::Address(_))) => ("address", "too many calls from this address"),
-            _ => ("all", "too many calls"),
-        };
+        let (reason, message) = REASONS[exceeded.rate];
         self.refused.with_label_values(&[reason]).inc();
         Err(Status::resource_exhausted(message))
     }
@@ -215,7 +215,7 @@ mod tests {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let mut greedy = calls.of_connection(address(1), None);
         let (now, stream) = (Instant::now(), call(CallKind::Stream));
-        let (_, burst) = CONNECTION;
+        let (_, burst) = RATES[0];
         let admitted =
             (0..burst + u64::from(REFUSED_MAX)).filter(|_| greedy.admit(&stream, now).is_ok());
         assert_eq!(admitted.count() as u64, burst);
@@ -264,10 +264,10 @@ mod tests {
             all.count() as u64
         };
         // Streaming calls have a separate limit.
-        assert_eq!(admitted(CallKind::Health), OTHERS.1);
+        assert_eq!(admitted(CallKind::Health), RATES[4].1);
         assert_eq!(admitted(CallKind::Other), 0);
-        assert_eq!(admitted(CallKind::Stream), STREAMS.1);
-        let expected = 3 * 12_000 - OTHERS.1 - STREAMS.1;
+        assert_eq!(admitted(CallKind::Stream), RATES[2].1);
+        let expected = 3 * 12_000 - RATES[4].1 - RATES[2].1;
         assert_eq!(
             refused(&calls, "all") + refused(&calls, "address"),
             expected
@@ -278,10 +278,7 @@ mod tests {
     fn one_address_cannot_use_up_the_total_rate() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
-        for (kind, address) in [
-            (CallKind::Stream, STREAMS_OF_ADDRESS),
-            (CallKind::Health, OTHERS_OF_ADDRESS),
-        ] {
+        for (kind, address) in [(CallKind::Stream, RATES[1]), (CallKind::Health, RATES[3])] {
             let all = (0..16_000).filter(|_| is_admitted(&calls, 1, kind, now));
             assert_eq!(all.count() as u64, address.1);
             assert!(is_admitted(&calls, 2, kind, now));

@@ -6,6 +6,7 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
+use anyhow::{Context as _, bail};
 use h2::{Ping, PingPong, Reason, RecvStream, server};
 use http::Request;
 use runtime::listen::{Activity, ByteStream, addresses};
@@ -76,21 +77,6 @@ pub(super) struct GrpcConnection {
     pub(super) stopping: CancellationToken,
 }
 
-/// Why a connection ended before the client closed it.
-#[derive(Debug, thiserror::Error)]
-enum GrpcConnectionError {
-    #[error(transparent)]
-    Http2(#[from] h2::Error),
-    #[error("keepalive timeout")]
-    KeepAliveTimeout,
-    #[error("no call received in time")]
-    NoCalls,
-    #[error("connection did not close in time")]
-    CloseTimeout,
-    #[error("connection did not release its bytes after a stream was disconnected")]
-    Stuck,
-}
-
 impl GrpcConnection {
     /// Serves `stream` until the client closes it, or until its calls have ended during a drain.
     pub(super) async fn run(self, stream: impl ByteStream) {
@@ -99,7 +85,7 @@ impl GrpcConnection {
         }
     }
 
-    async fn serve(mut self, stream: impl ByteStream) -> Result<(), GrpcConnectionError> {
+    async fn serve(mut self, stream: impl ByteStream) -> anyhow::Result<()> {
         let (activity, stopping) = (Arc::clone(&self.activity), self.stopping.clone());
         let mut closing = pin!(async {
             stopping.cancelled().await;
@@ -111,7 +97,7 @@ impl GrpcConnection {
             biased;
             connection = settings().handshake::<_, Data>(stream) => connection?,
             () = &mut closing => return Ok(()),
-            () = &mut first_call => return Err(GrpcConnectionError::NoCalls),
+            () = &mut first_call => bail!("no call received in time"),
         };
         let mut keep_alive = pin!(keep_alive(connection.ping_pong()));
         let close = CancellationToken::new();
@@ -133,7 +119,7 @@ impl GrpcConnection {
                     }
                     None => return Ok(()),
                 },
-                () = &mut closed => return Err(GrpcConnectionError::Stuck),
+                () = &mut closed => bail!("connection did not release its bytes after a stream was disconnected"),
                 Err(error) = &mut keep_alive => return Err(error),
                 () = &mut first_call, if !is_used && !is_ending => {
                     // GOAWAY makes a client that is just calling use another connection.
@@ -146,7 +132,7 @@ impl GrpcConnection {
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
                 }
-                () = &mut end => return Err(GrpcConnectionError::CloseTimeout),
+                () = &mut end => bail!("connection did not close in time"),
             }
         }
     }
@@ -197,17 +183,14 @@ fn settings() -> server::Builder {
 }
 
 /// Pings the client, and fails when a reply is late.
-async fn keep_alive(pings: Option<PingPong>) -> Result<Infallible, GrpcConnectionError> {
+async fn keep_alive(pings: Option<PingPong>) -> anyhow::Result<Infallible> {
     let Some(mut pings) = pings else {
         unreachable!("the pings of a connection are taken once");
     };
     loop {
         sleep(KEEP_ALIVE_INTERVAL).await;
-        match timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(GrpcConnectionError::Http2(error)),
-            Err(_) => return Err(GrpcConnectionError::KeepAliveTimeout),
-        }
+        let pong = timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await;
+        pong.context("keepalive timeout")??;
     }
 }
 

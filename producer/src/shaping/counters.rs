@@ -154,17 +154,11 @@ impl LimitCounters {
         self.superseded += other.superseded;
         self.spooled += other.spooled;
         self.requeued += other.requeued;
-        for (total, count) in self.dropped.iter_mut().zip(other.dropped) {
-            *total += count;
-        }
+        add(&mut self.dropped, &other.dropped);
         for (rule, counters) in &other.rules {
             let totals = self.rules.entry(rule.clone()).or_default();
-            for (total, count) in totals.exceeded.iter_mut().zip(counters.exceeded) {
-                *total += count;
-            }
-            for (total, count) in totals.dead_letters.iter_mut().zip(counters.dead_letters) {
-                *total += count;
-            }
+            add(&mut totals.exceeded, &counters.exceeded);
+            add(&mut totals.dead_letters, &counters.dead_letters);
         }
         self.delays.add(&other.delays);
         self.delays.buckets[0] += other.passed;
@@ -252,9 +246,7 @@ pub(crate) struct Delays {
 
 impl Delays {
     fn add(&mut self, other: &Self) {
-        for (total, count) in self.buckets.iter_mut().zip(other.buckets) {
-            *total += count;
-        }
+        add(&mut self.buckets, &other.buckets);
         self.sum_nanos = self.sum_nanos.saturating_add(other.sum_nanos);
     }
 
@@ -263,6 +255,12 @@ impl Delays {
         let bucket = SHAPING_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
         self.buckets[bucket] += 1;
         self.sum_nanos = self.sum_nanos.saturating_add(delay_nanos);
+    }
+}
+
+fn add(totals: &mut [u64], counts: &[u64]) {
+    for (total, count) in totals.iter_mut().zip(counts) {
+        *total += count;
     }
 }
 

@@ -1,28 +1,69 @@
-//! Limits that several producers share through a server.
+//! Limits that several producers share: a server leases each producer a share of them.
 
-mod lease;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use std::sync::Arc;
-
+use limits::rules::{Rules, Sharing};
 pub(super) use limits_sharing::member::ShareState;
+use limits_sharing::{
+    dsp_limits::lease_config,
+    lease::{Lease, ShareUser},
+    member::SharePlan,
+};
+use runtime::metrics::as_f64;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::lease::{LeasedShares, lease};
-use super::{Shaping, ShapingState};
+use super::{Shaping, ShapingState, shaper::Shares};
+
+/// The lease of this producer and its active plan; the lease is fixed until the process ends.
+#[derive(Debug)]
+pub(super) struct LeasedShares {
+    pub(super) lease: Lease,
+    plan: Arc<SharePlan>,
+}
+
+impl LeasedShares {
+    pub(super) fn new(sharing: &Sharing, member: &str) -> Self {
+        let config = lease_config(sharing, member).expect("the file was checked");
+        let lease = Lease::new(config);
+        let plan = lease.plan();
+        Self { lease, plan }
+    }
+
+    /// Current shares, by limit, and how long they are valid without a new plan.
+    fn shares(&self, rules: &Rules) -> (Shares, Option<Duration>) {
+        let now = self.lease.micros(Instant::now());
+        let limits = rules.limits.iter();
+        let by_limit = limits.map(|it| (it.name.clone(), self.plan.share(&it.name, now)));
+        let shares = Shares {
+            by_limit: by_limit.collect(),
+            members_max: Some(match self.lease.config().terms.members_max {
+                // Windows need `members_max`. If a later file adds one, its share is zero until a restart.
+                0 => u64::MAX,
+                members_max => members_max,
+            }),
+            is_refused: self.plan.refused().is_some(),
+        };
+        let changes = self.plan.changes(now);
+        (shares, changes.map(|at| Duration::from_micros(at - now)))
+    }
+}
 
 /// Status of this producer in the group that shares the limits.
 #[derive(Debug, Clone)]
 pub(crate) struct SharingStatus {
     /// Address of the server.
-    pub(crate) server: String,
+    server: String,
     /// State of this producer's shares.
     pub(crate) state: ShareState,
     /// Requests without a reply of the server in time.
     pub(crate) missed: u64,
     /// Error of the last request, if it failed.
-    pub(crate) error: Option<String>,
+    error: Option<String>,
     /// Number of members, and whether the server is still discovering members.
-    pub(crate) group: Option<(u64, bool)>,
+    group: Option<(u64, bool)>,
     /// Name of each limit, this producer's share, and the sum of all shares as reported by the server.
     pub(crate) shares: Vec<(String, f64, f64)>,
 }
@@ -52,22 +93,15 @@ impl SharingStatus {
 impl Shaping {
     /// Applies the current shares of this producer if they have changed.
     pub(super) fn update_shares(&self, state: &mut ShapingState) {
-        if state.leased.is_none() {
+        let Some(leased) = &state.leased else {
             return;
-        }
+        };
         let now = self.now();
         if now < state.shares_expire_at {
             return;
         }
-        let ShapingState {
-            shaper,
-            rules,
-            leased,
-            ..
-        } = state;
-        let Some(leased) = leased else { return };
-        let (shares, valid_for) = leased.shares(rules.limits.iter().map(|it| &*it.name));
-        shaper.set_shares(rules, shares, now);
+        let (shares, valid_for) = leased.shares(&state.rules);
+        state.shaper.set_shares(&state.rules, shares, now);
         let valid_for = valid_for.map_or(u64::MAX, |it| {
             u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
         });
@@ -76,38 +110,68 @@ impl Shaping {
 
     /// Renews the lease until `stop`, if limits are shared.
     pub(crate) async fn share(self, stop: CancellationToken) {
-        let lease = {
-            let state = self.state();
-            let lease = state.leased.as_ref();
-            lease.map(|it| it.run(self.clone(), stop))
+        let lease = self.state().leased.as_ref().map(|it| it.lease.clone());
+        let Some(lease) = lease else { return };
+        let user = LeaseUser {
+            timeout: lease.config().terms.ttl * 1000,
+            shaping: self,
+            since: Instant::now(),
         };
-        if let Some(lease) = lease {
-            lease.await;
-        }
-    }
-
-    /// Sets a new plan; its shares are active when this returns.
-    pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::SharePlan>) {
-        let mut state = self.state();
-        if let Some(leased) = &mut state.leased {
-            leased.plan = Arc::clone(plan);
-        }
-        state.shares_expire_at = 0;
-        self.update_shares(&mut state);
-        drop(state);
-        self.shared.wake.notify_one();
-    }
-
-    pub(super) fn demands(&self, elapsed: u64, timeout: u64) -> Vec<(String, u64)> {
-        let mut state = self.state();
-        let ShapingState { shaper, rules, .. } = &mut *state;
-        shaper.demands(rules, elapsed, timeout)
+        lease.run(user, stop).await;
     }
 
     /// Status of this producer in the group; `None` if limits are not shared.
     pub(crate) fn sharing(&self) -> Option<SharingStatus> {
         let state = self.state();
-        let names = state.rules.limits.iter().map(|it| &*it.name);
-        state.leased.as_ref().map(|it| it.status(names))
+        let LeasedShares { lease, plan } = state.leased.as_ref()?;
+        let now = lease.micros(Instant::now());
+        let limits = state.rules.limits.iter().map(|it| &it.name);
+        let shares = limits.map(|limit| {
+            let sum = plan.granted(limit).map_or(0, |it| it.total);
+            (limit.clone(), ratio(plan.share(limit, now)), ratio(sum))
+        });
+        let health = lease.health();
+        Some(SharingStatus {
+            server: lease.config().server.to_string(),
+            state: plan.state(now),
+            missed: health.failures,
+            error: health.error,
+            group: plan.group(),
+            shares: shares.collect(),
+        })
+    }
+}
+
+/// Converts millionths to a fraction.
+fn ratio(millionths: u64) -> f64 {
+    as_f64(millionths) / 1e6
+}
+
+/// Connects a lease with the queues: reports their demand, and applies new plans.
+struct LeaseUser {
+    shaping: Shaping,
+    since: Instant,
+    /// Time within which queued cookies should be released, in nanoseconds.
+    timeout: u64,
+}
+
+impl ShareUser for LeaseUser {
+    fn demands(&mut self) -> Vec<(String, u64)> {
+        let elapsed = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.since = Instant::now();
+        let state = &mut *self.shaping.state();
+        state.shaper.demands(&state.rules, elapsed, self.timeout)
+    }
+
+    /// The shares of the plan are active when this returns.
+    fn apply(&mut self, plan: &Arc<SharePlan>) {
+        let mut state = self.shaping.state();
+        if let Some(leased) = &mut state.leased {
+            leased.plan = Arc::clone(plan);
+        }
+        state.shares_expire_at = 0;
+        self.shaping.update_shares(&mut state);
+        drop(state);
+        self.shaping.shared.wake.notify_one();
     }
 }

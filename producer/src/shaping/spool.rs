@@ -32,7 +32,7 @@ const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
 /// The spool of one process, locked against others; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Spool {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     _lock: Arc<FileLock>,
 }
 
@@ -55,10 +55,6 @@ impl Spool {
             path,
             _lock: Arc::new(lock),
         })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Writes the cookies under a temporary name; [`publish`](Self::publish) renames it.

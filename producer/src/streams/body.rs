@@ -38,10 +38,10 @@ pub(super) enum MessageFormat {
 /// One stream: its lease, its reader of the log, and its message format.
 #[derive(Debug)]
 pub(super) struct Session {
-    lease: Lease,
-    reader: Reader,
-    format: MessageFormat,
-    in_flight: Arc<InFlight>,
+    pub(super) lease: Lease,
+    pub(super) reader: Reader,
+    pub(super) format: MessageFormat,
+    pub(super) in_flight: Arc<InFlight>,
 }
 
 /// The next action of a body.
@@ -53,20 +53,6 @@ enum Step {
 }
 
 impl Session {
-    pub(super) fn new(
-        lease: Lease,
-        reader: Reader,
-        format: MessageFormat,
-        in_flight: Arc<InFlight>,
-    ) -> Self {
-        Self {
-            lease,
-            reader,
-            format,
-            in_flight,
-        }
-    }
-
     async fn step(mut self) -> (Self, Step) {
         let step = loop {
             if let MessageFormat::Events(_, unsent) = &mut self.format

@@ -22,21 +22,23 @@ pub(super) fn handle(
     check_name(&request.subscriber, "subscriber")?;
     let durable = request.durable.as_ref();
     let durable = durable.ok_or_else(|| Status::invalid_argument("durable is missing"))?;
-    if durable.producer_id != streams.config.producer_id || durable.epoch != streams.log.epoch() {
+    if durable.producer_id != streams.config.producer_id
+        || durable.epoch != streams.config.log.epoch()
+    {
         return Err(Status::failed_precondition(
             "the cursor belongs to another producer or epoch",
         ));
     }
-    if durable.sequence >= streams.log.span().next || request.applied_sequence > durable.sequence {
+    if durable.sequence >= streams.config.log.span().next
+        || request.applied_sequence > durable.sequence
+    {
         return Err(Status::invalid_argument(
             "a sequence is beyond the end of the log",
         ));
     }
     let (durable, applied) = (durable.sequence, request.applied_sequence);
-    let confirmed = streams
-        .subscribers
-        .confirm(&request.subscriber, network, durable, applied);
-    confirmed.map_err(|error| Status::not_found(error.to_string()))?;
+    let subscribers = &streams.config.subscribers;
+    subscribers.confirm(&request.subscriber, network, durable, applied)?;
     let end = trailers(&Status::ok(""));
     let body = Full::new(Bytes::from_static(EMPTY_MESSAGE));
     let body = body.with_trailers(async { Some(Ok(end)) });

@@ -10,7 +10,7 @@ use super::{
     body::{MessageFormat, StreamBody},
     request::check_name,
     resume::by_name,
-    subscribers::Call,
+    subscribers::{Call, StreamStart},
 };
 
 /// Opens a stream at the retained position of the host, or without one at the newest cookie.
@@ -20,27 +20,26 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
-    let mut span = streams.log.span();
-    let (mut first, mut until) = (span.next, 0);
-    let lease = streams
+    let config = &streams.config;
+    let mut span = config.log.span();
+    let lease = config
         .subscribers
         .join(Call::GetCookies, &request.host, network, |retained| {
             // The span is read after the position: see `Subscribe`.
-            span = streams.log.span();
-            let start = by_name(streams, StartPosition::Newest, span, retained);
-            (first, until) = (start.first, start.catching_up_until);
-            Ok::<_, Status>(start.for_client(0, request.supports_age))
+            span = config.log.span();
+            Ok(StreamStart {
+                supports_age: request.supports_age,
+                ..by_name(config, StartPosition::Newest, span, retained)
+            })
         })?;
     if lease.may_log() {
         tracing::info!(
             subscriber = request.host,
-            first_sequence = first,
+            first_sequence = lease.start.first,
             next_sequence = span.next,
             "started a stream of single cookies"
         );
     }
     let messages = &streams.cookie_messages[usize::from(request.deletions)];
-    let format = MessageFormat::Cookies(Arc::clone(messages));
-    let session = streams.session(lease, first, until, format);
-    Ok(StreamBody::new(session))
+    Ok(streams.stream(lease, MessageFormat::Cookies(Arc::clone(messages))))
 }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tonic::{Status, body::Body};
 
 /// Time limit for a client to send its request message.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Field number of the cursors in a request.
 const CURSORS: u32 = 2;

@@ -8,7 +8,7 @@ use proto::{
 use tonic::Status;
 
 use super::{
-    Inner,
+    Config,
     subscribers::{RetainedPosition, StreamStart},
 };
 use crate::log::{Sequence, Span};
@@ -19,51 +19,30 @@ pub(super) fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<
     cursors.find(|cursor| cursor.producer_id == id)
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ResumePoint {
-    pub(super) first: Sequence,
-    pub(super) outcome: ResumeOutcome,
-    /// The maximum lag applies from this sequence on, or once the stream is within it. A stream that resumes may first catch
-    /// up from as far back as the log reaches.
-    pub(super) catching_up_until: Sequence,
-}
-
-impl ResumePoint {
-    /// The stream start for a client with this receive window, 0 if not stated, and with or without age support.
-    pub(super) fn for_client(self, window_bytes: u32, supports_age: bool) -> StreamStart {
-        StreamStart {
-            first: self.first,
-            outcome: self.outcome,
-            window_bytes,
-            supports_age,
-        }
-    }
-}
-
 pub(super) fn choose(
-    streams: &Inner,
+    config: &Config,
     request: &SubscribeRequest,
     span: Span,
     retained: Option<RetainedPosition>,
-) -> Result<ResumePoint, Status> {
-    if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
-        return at_cursor(cursor, streams.log.epoch(), span);
+) -> Result<StreamStart, Status> {
+    if let Some(cursor) = own_cursor(request, &config.producer_id) {
+        return at_cursor(cursor, config.log.epoch(), span);
     }
     let start = request.start();
-    Ok(by_name(streams, start, span, retained))
+    Ok(by_name(config, start, span, retained))
 }
 
 /// Start of a stream without a cursor: at the retained position, or without one where the request specifies.
 pub(super) fn by_name(
-    streams: &Inner,
+    config: &Config,
     start: StartPosition,
     span: Span,
     retained: Option<RetainedPosition>,
-) -> ResumePoint {
+) -> StreamStart {
     if let Some(position) = retained {
-        let first = rewound(streams, position);
-        let exceeds_lag = span.next - position.high_water > streams.config.queue_cookies_max;
-        return ResumePoint {
+        let first = rewound(config, position);
+        let exceeds_lag = span.next - position.high_water > config.queue_cookies_max;
+        return StreamStart {
             first,
             outcome: if first < span.oldest || exceeds_lag {
                 ResumeOutcome::ResumedWithGap
@@ -71,25 +50,28 @@ pub(super) fn by_name(
                 ResumeOutcome::Resumed
             },
             catching_up_until: position.high_water,
+            ..StreamStart::default()
         };
     }
     let (first, catching_up_until) = match start {
         StartPosition::Newest => (span.next, 0),
         StartPosition::Oldest => (span.oldest, Sequence::MAX),
     };
-    ResumePoint {
+    StreamStart {
         first,
         outcome: ResumeOutcome::Fresh,
         catching_up_until,
+        ..StreamStart::default()
     }
 }
 
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<ResumePoint, Status> {
+fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Status> {
     if cursor.epoch != epoch {
-        return Ok(ResumePoint {
+        return Ok(StreamStart {
             first: 1,
             outcome: ResumeOutcome::NewEpoch,
             catching_up_until: Sequence::MAX,
+            ..StreamStart::default()
         });
     }
     if cursor.sequence >= span.next {
@@ -100,7 +82,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<ResumePoint, Sta
         )));
     }
     let first = cursor.sequence + 1;
-    Ok(ResumePoint {
+    Ok(StreamStart {
         first,
         outcome: if first < span.oldest {
             ResumeOutcome::ResumedWithGap
@@ -108,13 +90,14 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<ResumePoint, Sta
             ResumeOutcome::Resumed
         },
         catching_up_until: Sequence::MAX,
+        ..StreamStart::default()
     })
 }
 
 /// Start of a subscriber without a cursor: before its retained position, by what was sent but may not have arrived.
-fn rewound(streams: &Inner, retained: RetainedPosition) -> Sequence {
-    let bytes = rewind_bytes(streams.config.rewind_bytes, retained.window_bytes);
-    streams
+fn rewound(config: &Config, retained: RetainedPosition) -> Sequence {
+    let bytes = rewind_bytes(config.rewind_bytes, retained.window_bytes);
+    config
         .log
         .rewind(retained.position, bytes, retained.stream_began)
 }

@@ -6,11 +6,11 @@ use proto::v1::{Hello, ResumeOutcome, SubscribeRequest, Tail};
 use tonic::Status;
 
 use super::{
-    Inner,
+    Config, Inner,
     body::{MessageFormat, StreamBody},
     request::check_name,
     resume::{choose, own_cursor},
-    subscribers::Call,
+    subscribers::{Call, StreamStart},
 };
 
 /// Opens the requested stream.
@@ -20,27 +20,30 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.subscriber, "subscriber")?;
-    let name = &request.subscriber;
-    let mut start = None;
-    let lease = streams
-        .subscribers
-        .join(Call::Subscribe, name, network, |retained| {
-            // The span is read after the position: an older stream may still advance the position, but never beyond the
-            // log.
-            let span = streams.log.span();
-            let chosen = choose(streams, request, span, retained)?;
-            start = Some((chosen, span));
-            Ok::<_, Status>(chosen.for_client(request.window_bytes, request.supports_age))
-        })?;
-    let (start, span) = start.expect("join calls the closure before it grants a lease");
+    let config = &streams.config;
+    let mut span = config.log.span();
+    let lease =
+        config
+            .subscribers
+            .join(Call::Subscribe, &request.subscriber, network, |retained| {
+                // The span is read after the position: an older stream may still advance the position, but never beyond the
+                // log.
+                span = config.log.span();
+                Ok(StreamStart {
+                    window_bytes: request.window_bytes,
+                    supports_age: request.supports_age,
+                    ..choose(config, request, span, retained)?
+                })
+            })?;
+    let start = lease.start;
     let hello = Hello {
-        producer_id: streams.config.producer_id.clone(),
-        epoch: streams.log.epoch(),
+        producer_id: config.producer_id.clone(),
+        epoch: config.log.epoch(),
         oldest_sequence: span.oldest,
         next_sequence: span.next,
         first_sequence: start.first,
         outcome: start.outcome.into(),
-        tail: tail(streams, request, start.outcome),
+        tail: tail(config, request, start.outcome),
     };
     if lease.may_log() {
         tracing::info!(
@@ -51,18 +54,15 @@ pub(super) fn open(
             "subscribed"
         );
     }
-    let format = MessageFormat::Events(hello, streams.config.times_to_live.unsent());
-    let session = streams.session(lease, start.first, start.catching_up_until, format);
-    Ok(StreamBody::new(session))
+    let format = MessageFormat::Events(hello, config.times_to_live.unsent());
+    Ok(streams.stream(lease, format))
 }
 
 /// Cookies of earlier epochs that the subscriber lost.
-fn tail(streams: &Inner, request: &SubscribeRequest, outcome: ResumeOutcome) -> Option<Tail> {
-    let config = &streams.config;
+fn tail(config: &Config, request: &SubscribeRequest, outcome: ResumeOutcome) -> Option<Tail> {
     if outcome != ResumeOutcome::NewEpoch {
         return None;
     }
-    config
-        .epoch_history
-        .tail(own_cursor(request, &config.producer_id)?)
+    let cursor = own_cursor(request, &config.producer_id)?;
+    config.epoch_history.tail(cursor)
 }

@@ -25,8 +25,9 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
-use self::{account::Account, confirmations::Confirmations, lease::LogGates};
+use self::{account::Account, confirmations::Confirmations};
 pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::SubscriberInFlight;
@@ -69,16 +70,6 @@ const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[cfg(test)]
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-/// The maximum number of subscribers is reached, and all of them are connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many subscribers")]
-pub struct TooManySubscribers;
-
-/// No stream of this name is open from the caller's network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no open stream of this subscriber from this network")]
-pub struct NoStream;
-
 /// All subscribers of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Subscribers {
@@ -88,7 +79,9 @@ pub struct Subscribers {
 #[derive(Debug)]
 struct SubscribersShared {
     table: Mutex<SubscriberTable>,
-    log_gates: Arc<LogGates>,
+    stream_log: LogGate,
+    /// Separate, so that clients that open and close streams do not suppress messages about losses.
+    loss_log: LogGate,
     confirmations: Mutex<Confirmations>,
     /// Notified when a node has confirmed a higher position.
     confirmed: Notify,
@@ -140,12 +133,15 @@ enum StreamState {
 }
 
 /// Start of a stream, and properties of its client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamStart {
     /// The first sequence of the stream.
     pub first: Sequence,
     /// Resume outcome.
     pub outcome: ResumeOutcome,
+    /// The maximum lag applies from this sequence on, or once the stream is within it. A stream that resumes may first catch
+    /// up from as far back as the log reaches.
+    pub catching_up_until: Sequence,
     /// Receive window of the client in bytes; 0 if not stated.
     pub window_bytes: u32,
     /// Whether the client supports cookie ages.
@@ -155,12 +151,12 @@ pub struct StreamStart {
 #[cfg(test)]
 impl StreamStart {
     /// Start of a new subscriber at `first`.
-    pub(crate) fn fresh<E>(first: Sequence) -> Result<Self, E> {
+    pub(crate) fn fresh(first: Sequence) -> Result<Self, Status> {
         Ok(Self {
             first,
             outcome: ResumeOutcome::Fresh,
-            window_bytes: 0,
             supports_age: true,
+            ..Self::default()
         })
     }
 }
@@ -191,7 +187,8 @@ impl Subscribers {
                     subscribers_max,
                     series_limit: RateLimits::new([(SERIES_REFILL, burst)], 1),
                 }),
-                log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
+                stream_log: LogGate::new(LINES_MAX, LINES_INTERVAL),
+                loss_log: LogGate::new(LINES_MAX, LINES_INTERVAL),
                 confirmations: Mutex::default(),
                 confirmed: Notify::new(),
             }),
@@ -203,14 +200,14 @@ impl Subscribers {
     /// `network` is that of the client. `start` returns the start of the stream, given the retained position.
     ///
     /// # Errors
-    /// The error of `start`, and [`TooManySubscribers`]; the current stream then continues.
-    pub fn join<E: From<TooManySubscribers>>(
+    /// The error of `start`, and `RESOURCE_EXHAUSTED`; the current stream then continues.
+    pub fn join(
         &self,
         call: Call,
         name: &str,
         network: IpAddr,
-        start: impl FnOnce(Option<RetainedPosition>) -> Result<StreamStart, E>,
-    ) -> Result<Lease, E> {
+        start: impl FnOnce(Option<RetainedPosition>) -> Result<StreamStart, Status>,
+    ) -> Result<Lease, Status> {
         let mut table = self.table();
         let now = Instant::now();
         table.remove_expired(now);
@@ -246,28 +243,30 @@ impl Subscribers {
         Ok(Lease {
             subscriber,
             superseded,
-            log_gates: Arc::clone(&self.shared.log_gates),
+            start,
+            shared: Arc::clone(&self.shared),
         })
     }
 
     /// Records the stored position of the node with this name. Its stream must be open, from the same network.
     ///
     /// # Errors
-    /// [`NoStream`] otherwise.
+    /// `NOT_FOUND` otherwise.
     pub fn confirm(
         &self,
         name: &str,
         network: IpAddr,
         durable: Sequence,
         applied: Sequence,
-    ) -> Result<(), NoStream> {
+    ) -> Result<(), Status> {
+        let no_stream = || Status::not_found("no open stream of this subscriber from this network");
         let key = (Call::Subscribe, name.to_owned());
         let subscriber = self.table().by_name.get(&key).map(Arc::clone);
-        let subscriber = subscriber.ok_or(NoStream)?;
+        let subscriber = subscriber.ok_or_else(no_stream)?;
         let state = subscriber.state();
         match state.stream {
             StreamState::Streaming { network: it, .. } if it == network => {}
-            _ => return Err(NoStream),
+            _ => return Err(no_stream()),
         }
         let is_news = self
             .confirmations()
@@ -327,7 +326,7 @@ impl Subscribers {
     pub fn end_interval(&self, next: Sequence) {
         for subscriber in self.table().by_name.values() {
             let mut state = subscriber.state();
-            let lag = next.saturating_sub(state.account.position());
+            let lag = next.saturating_sub(state.account.position);
             state.lag.end_interval(lag);
         }
     }
@@ -385,9 +384,9 @@ impl Subscriber {
     fn retained(&self) -> RetainedPosition {
         let state = self.state();
         RetainedPosition {
-            position: state.account.position(),
-            high_water: state.account.high_water(),
-            stream_began: state.account.stream_began(),
+            position: state.account.position,
+            high_water: state.account.high_water,
+            stream_began: state.account.stream_began,
             window_bytes: state.window_bytes,
         }
     }
@@ -411,9 +410,9 @@ impl Subscriber {
             has_series: self.has_series,
             connected: matches!(state.stream, StreamState::Streaming { .. }),
             supports_age: state.supports_age,
-            position: state.account.position(),
-            joined: state.account.joined(),
-            high_water: state.account.high_water(),
+            position: state.account.position,
+            joined: state.account.joined,
+            high_water: state.account.high_water,
             confirmed: None,
             totals: state.account.totals,
             resumes: state.resumes,

@@ -64,17 +64,19 @@ impl Producer {
         let registry = Registry::new();
         let (epoch_history, _) = epoch_history::begin(None, "producer", epoch, &registry).unwrap();
         let config = Config {
+            log: log.clone(),
+            subscribers: subscribers.clone(),
+            budget: StreamBudget::register(&registry, u64::MAX).unwrap(),
+            refusals: Refusals::register(&registry).unwrap(),
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,
             rewind_bytes: bounds.rewind_bytes,
             epoch_history,
             times_to_live: TimesToLive::default(),
         };
-        let budget = StreamBudget::register(&registry, u64::MAX).unwrap();
-        let refusals = Refusals::register(&registry).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers.clone(), config, budget, refusals),
+            streams: Streams::new(config),
             subscribers,
             log,
             bounds,

@@ -9,7 +9,7 @@ use producer::edge::{
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
     hygiene,
     redirect::Template,
-    request::{Rejection, Scratch, StatedMatch},
+    request::{Rejection, SCRATCH, StatedMatch},
     set_uid,
 };
 use proto::{
@@ -68,7 +68,7 @@ static CONTRACTS: LazyLock<Contracts> =
     LazyLock::new(|| file::parse("[dsp.17]\nname = 'some DSP'").expect("valid contracts"));
 
 fn check(query: &str, cookie_headers: &[&[u8]], stated: Result<StatedMatch<'_>, Rejection>) {
-    let mut scratch = Scratch::default();
+    let mut scratch = SCRATCH;
     let headers = cookie_headers.iter().copied();
     match stated.and_then(|stated| stated.decode(headers, true, &mut scratch)) {
         Ok((buyer_uid, Some(cookie))) => {
@@ -121,7 +121,7 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     }
     let query = format!("x&b={buyer_uid}&d=000{}", cookie.dsp_id);
     let header = format!("a=b; uid={}", cookie.user_id);
-    let mut scratch = Scratch::default();
+    let mut scratch = SCRATCH;
     let headers = [&b"uidx"[..], header.as_bytes()];
     let again = StatedMatch::parse(&query);
     let again = again.and_then(|it| it.decode(headers.into_iter(), false, &mut scratch));

@@ -1,11 +1,11 @@
 //! Tests of responses that depend on the confirmations of nodes.
 
 use super::*;
-use crate::streams::subscribers::{Call, HERE, Lease, StreamStart, TooManySubscribers};
+use crate::streams::subscribers::{Call, HERE, Lease, StreamStart};
 
 /// Opens a stream of this name at the first sequence.
 fn join(api: &Api, name: &str) -> Lease {
-    let start = |_| StreamStart::fresh::<TooManySubscribers>(1);
+    let start = |_| StreamStart::fresh(1);
     let subscribers = &api.inner.parts.subscribers;
     subscribers
         .join(Call::Subscribe, name, HERE, start)

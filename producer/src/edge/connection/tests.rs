@@ -41,13 +41,20 @@ pub(in crate::edge) fn edge_with(
         idle_after: Duration::from_millis(30),
     });
     let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
-    let metrics = Metrics::register(registry, 0, contracts).unwrap();
+    let metrics = Metrics::register(registry, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
     let opt_out = opt_out.then(|| OptOut::new(deletions()));
-    Edge::new(log, None, opt_out, uid, metrics, draining)
+    Edge {
+        log,
+        shaping: None,
+        opt_out,
+        uid,
+        metrics,
+        draining,
+    }
 }
 
-type Served = JoinHandle<Result<(), EdgeConnectionError>>;
+type Served = JoinHandle<anyhow::Result<()>>;
 
 fn connect(edge: Edge) -> (DuplexStream, Served) {
     let (client, server) = duplex(1 << 20);

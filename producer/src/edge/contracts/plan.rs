@@ -39,7 +39,7 @@ impl fmt::Display for Contracts {
             let table = toml::to_string(&BTreeMap::from([("privacy", privacy)]));
             write!(formatter, "\n{}", table.map_err(|_| fmt::Error)?)?;
         }
-        if self.has_limits() {
+        if !self.limits.limits.is_empty() {
             write!(formatter, "\n{:#}", self.limits)?;
         }
         Ok(())

@@ -11,8 +11,8 @@ fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
     Arc::new(file::parse(&text).unwrap())
 }
 
-fn dsps(listed: &[u32], max: usize) -> Dsps {
-    Dsps::register(&Registry::new(), max, Some(contracts(listed, false))).unwrap()
+fn dsps(listed: &[u32]) -> Dsps {
+    Dsps::register(&Registry::new(), Some(contracts(listed, false))).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
@@ -50,19 +50,19 @@ fn check(dsps: &Dsps, expected: &[(&str, u64)]) {
 
 #[test]
 fn first_dsps_get_a_series_and_the_rest_is_other() {
-    let dsps = dsps(&[], 2);
-    accept(&dsps, [17, 42, 17, 99, 1_000_000, 17, 42]);
-    let expected = [
-        ("17 accepted", 3),
-        ("42 accepted", 2),
-        ("other accepted", 2),
-    ];
-    check(&dsps, &expected);
+    let dsps = dsps(&[]);
+    accept(&dsps, (1..=64).chain([17, 99, 1_000_000, 17, 42]));
+    let mut expected = series(&dsps);
+    assert_eq!(expected.len(), 65);
+    for (dsp, count) in [("17", 3), ("42", 2), ("other", 2)] {
+        assert_eq!(expected.remove(&format!("{dsp} accepted")), Some(count));
+    }
+    assert!(expected.values().all(|count| *count == 1));
 }
 
 #[test]
 fn only_listed_dsps_have_a_series() {
-    let dsps = dsps(&[5, 6], 64);
+    let dsps = dsps(&[5, 6]);
     accept(&dsps, 100..200);
     accept(&dsps, [6]);
     let expected = [
@@ -75,15 +75,17 @@ fn only_listed_dsps_have_a_series() {
 
 #[test]
 fn listed_dsps_have_series_even_beyond_the_maximum() {
-    let dsps = dsps(&[1, 2, 3], 0);
-    accept(&dsps, 1..=4);
-    let one_each = ["1 accepted", "2 accepted", "3 accepted", "other accepted"];
-    check(&dsps, &one_each.map(|series| (series, 1)));
+    let listed = Vec::from_iter(1..=100);
+    let dsps = dsps(&listed);
+    accept(&dsps, 1..=101);
+    let series = series(&dsps);
+    assert_eq!(series.len(), 101);
+    assert!(series.values().all(|count| *count == 1));
 }
 
 #[test]
 fn rejections_are_counted_by_dsp_and_reason() {
-    let dsps = dsps(&[], 8);
+    let dsps = dsps(&[]);
     let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
     dsps.refresh(&mut known);
     tally.rejected(Some(17), Rejection::UserMissing);
@@ -105,19 +107,19 @@ fn rejections_are_counted_by_dsp_and_reason() {
 #[test]
 fn concurrent_threads_lose_no_counts_while_series_are_added() {
     const THREADS: u32 = 8;
-    let dsps = dsps(&[], 16);
+    let dsps = dsps(&[]);
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let dsps = dsps.clone();
             scope.spawn(move || {
                 for round in 0..200 {
-                    accept(&dsps, (0..50).map(|i| 1 + (i + round + thread) % 40));
+                    accept(&dsps, (0..50).map(|i| 1 + (i + round + thread) % 100));
                 }
             });
         }
     });
     let series = series(&dsps);
-    assert_eq!(series.len(), 16 + 1, "{series:?}");
+    assert_eq!(series.len(), 64 + 1, "{series:?}");
     assert_eq!(series.values().sum::<u64>(), u64::from(THREADS) * 200 * 50);
 }
 
@@ -138,7 +140,7 @@ fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
 #[test]
 fn unlisted_dsps_are_rejected_only_if_configured() {
     let all = [1, 2, 3, u32::MAX];
-    let dsps = dsps(&[], 2);
+    let dsps = dsps(&[]);
     check_rejected(&dsps, &all, &[]);
     dsps.set_contracts(contracts(&[1, 3], false));
     check_rejected(&dsps, &all, &[]);
@@ -151,32 +153,23 @@ fn unlisted_dsps_are_rejected_only_if_configured() {
 }
 
 #[test]
-fn dsp_removed_from_the_list_keeps_its_series_and_counts_as_other() {
-    let dsps = dsps(&[1, 2], 4);
+fn dsp_removed_from_the_list_keeps_its_series() {
+    let dsps = dsps(&[1, 2]);
     accept(&dsps, [1, 2, 3]);
     dsps.set_contracts(contracts(&[2, 3], false));
-    accept(&dsps, [1, 2, 3]);
-    let expected = [
-        ("1 accepted", 1),
-        ("2 accepted", 2),
-        ("3 accepted", 1),
-        ("other accepted", 2),
-    ];
-    check(&dsps, &expected);
-    dsps.set_contracts(contracts(&[1], false));
-    accept(&dsps, [1, 2, 3]);
+    accept(&dsps, [1, 2, 3, 4]);
     let expected = [
         ("1 accepted", 2),
         ("2 accepted", 2),
         ("3 accepted", 1),
-        ("other accepted", 4),
+        ("other accepted", 2),
     ];
     check(&dsps, &expected);
 }
 
 #[test]
 fn list_applies_regardless_of_existing_series() {
-    let dsps = dsps(&[], 64);
+    let dsps = dsps(&[]);
     accept(&dsps, 1..=64);
     for list in 0..10 {
         let first = 1_000 * (1 + list);
@@ -189,7 +182,7 @@ fn list_applies_regardless_of_existing_series() {
 
 #[test]
 fn series_stay_bounded_and_keep_their_total_through_list_changes() {
-    let dsps = dsps(&[], 64);
+    let dsps = dsps(&[]);
     let mut accepted = 0;
     for list in 0..10 {
         let first = 1_000 * (1 + list);

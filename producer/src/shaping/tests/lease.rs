@@ -50,7 +50,7 @@ fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(3600),
     });
-    let shaping = Shaping::start(name, file, None, log.clone());
+    let shaping = Shaping::start(name, file, None, log.clone()).unwrap();
     (shaping, log)
 }
 

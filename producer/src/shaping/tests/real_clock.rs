@@ -39,12 +39,8 @@ impl Producer {
         let named = NamedFile::from_flag("--contracts", &path).unwrap();
         let file = Arc::new(Reloader::load(File::new(named)).unwrap());
         let log = Log::new(config());
-        let shaping = Shaping::start(
-            "",
-            file,
-            Some(Spool::lock(dir.path().join("spool")).unwrap()),
-            log.clone(),
-        );
+        let shaping =
+            Shaping::start("", file, Some(&dir.path().join("spool")), log.clone()).unwrap();
         Self { dir, log, shaping }
     }
 
@@ -171,7 +167,7 @@ async fn queued_cookies_are_restored_and_limited_also_without_limits_at_the_star
     let named = NamedFile::from_flag("--contracts", &path("none.toml").display().to_string());
     let file = Arc::new(Reloader::load(File::new(named.unwrap())).unwrap());
     let log = Log::new(config());
-    let shaping = Shaping::open("", file.clone(), Some(&path("spool")), &log).unwrap();
+    let shaping = Shaping::start("", file.clone(), Some(&path("spool")), log.clone()).unwrap();
     assert!(!path("spool").exists());
     assert_eq!(shaping.describe(), "none");
 

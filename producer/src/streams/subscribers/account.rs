@@ -46,13 +46,13 @@ pub(super) const LOST_RANGES_MAX: usize = 1023;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
     /// The first sequence that is accounted for.
-    joined: Sequence,
+    pub(super) joined: Sequence,
     /// The sequence after the newest one ever delivered or lost.
-    high_water: Sequence,
+    pub(super) high_water: Sequence,
     /// The sequence after the last one taken from the log by the current or latest stream.
-    position: Sequence,
+    pub(super) position: Sequence,
     /// The first sequence of the current or latest stream.
-    stream_began: Sequence,
+    pub(super) stream_began: Sequence,
     lost_ranges: Ranges,
     pub(super) totals: Totals,
 }
@@ -164,26 +164,6 @@ impl Account {
             certain_from: self.lost_ranges.floor,
             lost: self.lost_ranges.ranges.iter().copied().collect(),
         }
-    }
-
-    /// The sequence after the last one taken from the log.
-    pub(super) fn position(&self) -> Sequence {
-        self.position
-    }
-
-    /// The first sequence that is accounted for.
-    pub(super) fn joined(&self) -> Sequence {
-        self.joined
-    }
-
-    /// The sequence after the newest one ever delivered or lost.
-    pub(super) fn high_water(&self) -> Sequence {
-        self.high_water
-    }
-
-    /// The first sequence of the current or latest stream.
-    pub(super) fn stream_began(&self) -> Sequence {
-        self.stream_began
     }
 }
 

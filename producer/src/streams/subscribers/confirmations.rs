@@ -113,7 +113,7 @@ impl Confirmations {
     /// Records a stream. What it sends again must be confirmed again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
         if let Some(node) = self.nodes.get_mut(name) {
-            let before = account.stream_began().saturating_sub(1);
+            let before = account.stream_began.saturating_sub(1);
             node.durable = node.durable.min(before);
             node.applied = node.applied.min(before);
             node.received.merge(account.received());

@@ -1,31 +1,11 @@
 //! The lease of a subscriber: the exclusive right of one stream, which records its deliveries.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{StreamState, Subscriber};
-use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::SubscriberInFlight};
-
-/// Rate limits of log messages about all subscribers. Losses have a separate gate, so that clients that open and close streams do
-/// not suppress them.
-#[derive(Debug)]
-pub(super) struct LogGates {
-    streams: LogGate,
-    losses: LogGate,
-}
-
-impl LogGates {
-    pub(super) fn new(lines_max: u32, interval: Duration) -> Self {
-        Self {
-            streams: LogGate::new(lines_max, interval),
-            losses: LogGate::new(lines_max, interval),
-        }
-    }
-}
+use super::{StreamStart, StreamState, Subscriber, SubscribersShared};
+use crate::{log::Delivery, streams::in_flight::SubscriberInFlight};
 
 /// The lease of one subscriber. Dropping it starts the retention time.
 #[derive(Debug)]
@@ -33,13 +13,15 @@ pub struct Lease {
     pub(super) subscriber: Arc<Subscriber>,
     /// Cancelled when a newer stream of the same name supersedes this one.
     pub(in crate::streams) superseded: CancellationToken,
-    pub(super) log_gates: Arc<LogGates>,
+    /// Where the stream begins.
+    pub(in crate::streams) start: StreamStart,
+    pub(super) shared: Arc<SubscribersShared>,
 }
 
 impl Lease {
     /// Whether a message about the start or end of a stream may be logged; logs the number of suppressed messages.
     pub(in crate::streams) fn may_log(&self) -> bool {
-        let admitted = self.log_gates.streams.admit(Instant::now());
+        let admitted = self.shared.stream_log.admit(Instant::now());
         if let Some(lines) = admitted.filter(|suppressed| *suppressed > 0) {
             tracing::info!(lines, "log messages about subscribers were suppressed");
         }
@@ -68,7 +50,7 @@ impl Lease {
             } => {
                 state.account.lose(first, last, reason);
                 let now = Instant::now();
-                let all = || self.log_gates.losses.admit(now).is_some();
+                let all = || self.shared.loss_log.admit(now).is_some();
                 let suppressed = state.loss_log.admit_if(now, all);
                 drop(state);
                 if let Some(more_gaps) = suppressed {

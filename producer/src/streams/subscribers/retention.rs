@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Call, StreamState, Subscriber, SubscriberTable, Subscribers, TooManySubscribers};
+use tonic::Status;
+
+use super::{Call, StreamState, Subscriber, SubscriberTable, Subscribers};
 
 /// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber of the
 /// address can evict only its own.
@@ -42,7 +44,7 @@ impl SubscriberTable {
     ///
     /// # Errors
     /// When all subscribers that could be evicted are connected.
-    pub(super) fn ensure_capacity(&mut self, network: IpAddr) -> Result<(), TooManySubscribers> {
+    pub(super) fn ensure_capacity(&mut self, network: IpAddr) -> Result<(), Status> {
         let max = self.subscribers_max;
         let is_own = |subscriber: &Subscriber| subscriber.network == network;
         let own = self
@@ -63,7 +65,7 @@ impl SubscriberTable {
     fn evict_longest_disconnected(
         &mut self,
         candidates: impl Fn(&Subscriber) -> bool,
-    ) -> Result<(), TooManySubscribers> {
+    ) -> Result<(), Status> {
         let first_ended = self
             .by_name
             .iter()
@@ -74,7 +76,8 @@ impl SubscriberTable {
             })
             .min_by_key(|&(since, _)| since)
             .map(|(_, key)| key.clone());
-        self.by_name.remove(&first_ended.ok_or(TooManySubscribers)?);
+        let too_many = || Status::resource_exhausted("too many subscribers");
+        self.by_name.remove(&first_ended.ok_or_else(too_many)?);
         Ok(())
     }
 }

@@ -134,12 +134,12 @@ pub(crate) async fn run_producer(
     let limits = config.dsps.clone();
     let timers = |log| async move { stall.gate(run_timers(log)).await };
     let app = producer::app::App::start_on(ports, config, timers).await?;
-    let shaping = app.shaping().cloned();
+    let shaping = app.shaping.clone();
     process.with_current(|incarnation| {
-        incarnation.log = Some(app.log().clone());
+        incarnation.log = Some(app.log.clone());
         incarnation.limits = shaping.map(|shaping| (limits, shaping));
     });
-    let appending = delayed.run(process.incarnation(), app.log().clone(), &process.stall);
+    let appending = delayed.run(process.incarnation(), app.log.clone(), &process.stall);
     if stop.run_until_cancelled(appending).await.is_some() {
         stop.cancelled().await;
     }

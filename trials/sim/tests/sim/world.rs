@@ -314,9 +314,11 @@ impl World {
             FaultKind::Limits(at, limits) => {
                 limits.write(at);
                 self.producers[at].with_current(|incarnation| {
-                    if let Some((file, _)) = &incarnation.limits {
-                        file.reload();
-                    }
+                    let file = incarnation
+                        .limits
+                        .iter()
+                        .filter_map(|(dsps, _)| dsps.contracts.as_ref());
+                    file.for_each(|file| file.reload_once());
                 });
             }
             FaultKind::Store(at, behavior) => {

@@ -33,11 +33,11 @@ async fn producer() -> Result<App> {
 }
 
 fn grpc(producer: &App) -> String {
-    format!("http://{}", producer.addresses().grpc)
+    format!("http://{}", producer.addresses.grpc)
 }
 
 async fn metrics(producer: &App) -> Result<Samples> {
-    admin::metrics(&producer.addresses().admin.to_string()).await
+    admin::metrics(&producer.addresses.admin.to_string()).await
 }
 
 /// Appends cookies `(user, DSP, buyer uid)` that were accepted `age` ago, and returns their acceptance time in microseconds.
@@ -61,7 +61,7 @@ async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = producer().await?;
-    let (log, http) = (producer.log(), producer.addresses().http.to_string());
+    let (log, http) = (&producer.log, producer.addresses.http.to_string());
     let urls = [grpc(&producer)];
     let urls = urls.each_ref().map(String::as_str);
     let stores = [embedded(&dir.path().join("store")), mongod.uri()];
@@ -137,8 +137,8 @@ async fn cookie_expired_on_arrival_is_counted_and_not_stored() -> Result<()> {
     let mut consumer = Consumer::spawn(&dir, "node", &urls, &store, &["--ttl=1h"]).await?;
     consumer.wait_ready().await?;
     let day = Duration::from_secs(86_400);
-    release(producer.log(), 30 * day, &[("ancient", 17, "a")])?;
-    release(producer.log(), Duration::ZERO, &[("fresh", 17, "f")])?;
+    release(&producer.log, 30 * day, &[("ancient", 17, "a")])?;
+    release(&producer.log, Duration::ZERO, &[("fresh", 17, "f")])?;
     consumer.wait_settled(2).await?;
     consumer.wait_lookup("fresh", json!({"17": "f"})).await?;
     consumer
@@ -179,7 +179,7 @@ async fn connected_clients_without_age_support_are_counted() -> Result<()> {
     let mut older = CookieStream::open(&grpc, "older").await?;
     wait_unsupported(2).await?;
     // The client receives the age anyway: the time from acceptance to release.
-    release(producer.log(), DELAY, &[("delayed", 17, "w")])?;
+    release(&producer.log, DELAY, &[("delayed", 17, "w")])?;
     older.read().await?;
     let age = Duration::from_micros(older.cookies[0].age_micros);
     ensure!(age >= DELAY && age < 2 * DELAY, "{age:?}");

@@ -87,7 +87,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     };
     let open = producer::app::App::start(producer(&[])?).await?;
     let secure = producer::app::App::start(producer(&files.of_producer)?).await?;
-    let (plain, safe) = (open.addresses().grpc, secure.addresses().grpc);
+    let (plain, safe) = (open.addresses.grpc, secure.addresses.grpc);
     let reads = [format!("--producer=http://{plain},https://{safe}")];
     let registry = Registry::new();
     let args = [&reads[..], &files.of_consumer[..]].concat();
@@ -107,8 +107,8 @@ async fn described() -> Result<Vec<MetricDescription>> {
     .await?;
     let mut all: Vec<MetricDescription> = Vec::new();
     for registry in [
-        secure.registry(),
-        open.registry(),
+        &secure.services.registry,
+        &open.services.registry,
         &registry,
         &limits,
         &checks,

@@ -40,7 +40,7 @@ fn new_browser_is_recorded_when_it_returns_with_its_user_id() {
         let cookies = format!("cookie: uid={}\r\n", users[0]);
         let accepted = producer.exchange(&format!("GET {path}{location}"), &cookies);
         let recorded = format!("{} 17 a&b", users[0]);
-        let counted = ["other accepted", "other uid_minted"];
+        let counted = ["17 accepted", "17 uid_minted"];
         accepted.check("200 OK", &[&recorded], &counted);
         assert!(!accepted.head().contains("set-cookie"));
     }
@@ -61,7 +61,7 @@ fn user_id_is_partitioned_if_so_configured() {
 fn browser_that_does_not_keep_its_user_id_is_redirected_once() {
     let refused = Producer::new(None, false, UidMode::Mint)
         .exchange("GET /?d=17&b=x&cookiesync_bounce=1", "");
-    refused.check("400 Bad Request", &[], &["other uid_not_kept"]);
+    refused.check("400 Bad Request", &[], &["17 uid_not_kept"]);
     assert!(
         refused
             .body()
