@@ -1,17 +1,17 @@
 //! Failing origins, and an unavailable limiter.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
+use launcher::{limiter::Limiter, programs::find};
+use rustix::process::Signal;
+use tokio::time::sleep;
 
 use super::{
-    harness::{Cluster, Origin, answer},
+    harness::{Cluster, Origin, TIMEOUT, answer},
     number,
 };
 
@@ -59,35 +59,70 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
     Ok(())
 }
 
+/// Requests per second that the limiter permits.
+const RATE: u32 = 200;
+
+/// Requests that wait for a slot, or have one.
+const PARALLEL: usize = 6;
+
 #[tokio::test]
 async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
-    let is_away = Arc::new(AtomicBool::new(true));
-    let limiter_state = Arc::clone(&is_away);
-    let limiter = Origin::start(Duration::ZERO, move |path, _| {
-        assert_eq!(path, "/v1/limits/dsp-17/pull/reserve");
-        if limiter_state.load(Ordering::Relaxed) {
-            answer(500, "")
-        } else {
-            answer(200, "{\"wait\": 0.0}")
-        }
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&times);
+    let origin = Origin::start(Duration::ZERO, move |_, _| {
+        record.lock().unwrap().push(Instant::now());
+        answer(304, "")
     })
     .await?;
-    let origin = Origin::start(Duration::ZERO, |_, _| answer(304, "")).await?;
+    let total = || times.lock().unwrap().len();
     let mut cluster = Cluster::start().await?;
-    cluster.write_apps(&origin, "limit = \"dsp-17/pull\"")?;
-    cluster.write_assets(&origin, 100, |_| String::new())?;
-    let one = cluster
-        .revalidator(&[&format!("--limiter=http://{}", limiter.address)])
-        .await?;
+    let settings =
+        format!("limit = \"dsp-17/pull\"\nconcurrency = {{ min = {PARALLEL}, max = {PARALLEL} }}");
+    cluster.write_apps(&origin, &settings)?;
+    cluster.write_assets(&origin, 300, |_| String::new())?;
+    let [program] = tokio::task::spawn_blocking(|| find(["limiter"])).await??;
+    let limits = format!("[limits.dsp-17]\nrules = [{{ id = 'r', rate = '{RATE}/s' }}]\n");
+    let mut starts = vec![(0, Instant::now())];
+    let mut limiter = Limiter::start(&program, cluster.dir.path(), &limits, &[]).await?;
+    let url = format!("--limiter=http://{}", limiter.address);
+    let one = cluster.revalidator(&[&url]).await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
-    one.wait_readiness("limited requests wait").await?;
-    assert_eq!(origin.total(), 0);
-    is_away.store(false, Ordering::Relaxed);
+    for signal in [Signal::TERM, Signal::KILL, Signal::STOP] {
+        let middle = total() + 50;
+        while total() < middle {
+            assert!(one.job(&id).await?["endedAt"].is_null());
+        }
+        limiter.process.signal(signal)?;
+        if signal != Signal::STOP {
+            limiter.process.wait(TIMEOUT).await?;
+        }
+        let count_max = total() + PARALLEL;
+        if signal != Signal::STOP {
+            one.wait_readiness("limited requests wait").await?;
+        }
+        // Many more would be sent in this time.
+        sleep(Duration::from_millis(200)).await;
+        assert!(total() <= count_max, "{signal:?}: {} requests", total());
+        starts.push((total(), Instant::now()));
+        if signal == Signal::STOP {
+            limiter.process.signal(Signal::CONT)?;
+        } else {
+            limiter.process.restart()?;
+        }
+    }
     let job = one.wait_finished(&id).await?;
     assert_eq!(
-        (&job["counts"]["fresh"], origin.total()),
-        (&100.into(), 100)
+        (&job["counts"]["fresh"], origin.total(), total()),
+        (&300.into(), 300, 300)
     );
-    assert!(limiter.total() >= 100);
+    // Since each start of the limiter, a burst of one, and requests whose slot was earlier.
+    let times = times.lock().unwrap();
+    for (first, start) in starts {
+        for (count, time) in (1..).zip(&times[first..]) {
+            let slots = time.duration_since(start).as_secs_f64() * f64::from(RATE);
+            let count_max = slots + 1.0 + PARALLEL as f64;
+            assert!(f64::from(count) <= count_max, "{count} > {count_max}");
+        }
+    }
     Ok(())
 }
