@@ -13,6 +13,8 @@ mod failures;
 mod foreign_maker;
 #[path = "program/harness.rs"]
 mod harness;
+#[path = "program/long_run.rs"]
+mod long_run;
 #[path = "program/port.rs"]
 mod port;
 
