@@ -7,11 +7,14 @@ mod scale;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, mongod::Mongod, programs::free_address};
+use bench::{http::HttpClient, programs::free_address};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer, TIMEOUT, embedded, wait_until};
+use crate::{
+    harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
+    mongods::shared,
+};
 
 /// Limits of clients that no test reaches.
 const UNLIMITED: [&str; 4] = [
@@ -155,10 +158,6 @@ async fn deleted_user_is_removed_permanently_on_every_node_with_the_embedded_sto
 
 #[tokio::test]
 async fn deleted_user_is_removed_permanently_on_every_node_with_mongodb() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongods = [
-        Mongod::start(&dir.path().join("one")).await?,
-        Mongod::start(&dir.path().join("two")).await?,
-    ];
+    let mongods = [shared::start().await?, shared::start().await?];
     check_deletion([&mongods[0].uri(), &mongods[1].uri()]).await
 }

@@ -6,7 +6,6 @@ use std::{env, path::Path, time::Duration};
 use anyhow::{Context, Result, ensure};
 use bench::{
     cluster::netns::{self, Direction, Network},
-    mongod::Mongod,
     scrape::names,
     tools::skip,
 };
@@ -20,6 +19,7 @@ use crate::{
         Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, numbered_cookie,
         wait_until,
     },
+    mongods::shared,
     process_wrapper::{consumer_in, producer_at},
     tools::e2e::Run,
 };
@@ -165,7 +165,7 @@ async fn dropped_network_removes_its_namespaces() -> Result<()> {
 #[tokio::test]
 async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(22, RATE, 14_000)?;

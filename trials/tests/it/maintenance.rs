@@ -29,7 +29,10 @@ use runtime::metrics::Registry;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{TIMEOUT, wait_until};
+use crate::{
+    harness::{TIMEOUT, wait_until},
+    mongods::shared::{self, SharedMongod},
+};
 
 /// The maximum `expireAfterSeconds` of MongoDB: 68 years.
 pub(crate) const NEVER_SECONDS: i64 = 2_147_483_647;
@@ -258,18 +261,15 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a `mongod` that deletes expired documents every second.
-    pub(crate) async fn start(dir: &std::path::Path) -> Result<(Mongod, Self)> {
-        Self::start_in(ExpiryMode::Index, dir).await
+    pub(crate) async fn start() -> Result<(SharedMongod, Self)> {
+        Self::start_in(ExpiryMode::Index).await
     }
 
     /// Like [`start`](Self::start), for an expiry mode. An index uses the server's clock; a sweep uses the clock of the test, for which
     /// ages count from 01:00 on the tenth.
-    pub(crate) async fn start_in(
-        mode: ExpiryMode,
-        dir: &std::path::Path,
-    ) -> Result<(Mongod, Self)> {
+    pub(crate) async fn start_in(mode: ExpiryMode) -> Result<(SharedMongod, Self)> {
         let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
-        let mongod = Mongod::start_with(&dir.join("mongod"), &often).await?;
+        let mongod = shared::start_with(&often).await?;
         let now = match mode {
             ExpiryMode::Index => DateTime::now(),
             ExpiryMode::Sweep => DateTime::from_millis(at("10T01:00").as_millisecond()),

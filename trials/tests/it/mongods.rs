@@ -1,5 +1,7 @@
 //! Starts MongoDB servers for tests: with fail points, with users, and as replica sets.
 
+pub(crate) mod shared;
+
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};

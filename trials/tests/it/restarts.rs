@@ -1,7 +1,7 @@
 //! Restarts, kills and unusual start orders lose no cookies.
 
 use anyhow::Result;
-use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic, verify::RequestHistory as _};
+use bench::{load, scrape::names, traffic::Traffic, verify::RequestHistory as _};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +12,7 @@ use crate::{
         Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, accept_all, embedded, expect_exit,
         expected_contents, wait_until,
     },
+    mongods::shared,
     tcp_proxy::TcpProxy,
 };
 
@@ -56,7 +57,7 @@ async fn killed_consumer_with_embedded_store_loses_nothing() -> Result<()> {
 #[tokio::test]
 async fn killed_consumer_with_mongodb_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let traffic = crash_under_load(&producer, &mut consumer).await?;
@@ -101,7 +102,7 @@ async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in
 #[tokio::test]
 async fn consumer_waits_until_store_and_producer_are_available() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     mongod.kill()?;
     let addresses = Addresses::free()?;
     let url = format!("http://{}", addresses.grpc);

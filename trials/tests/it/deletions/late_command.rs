@@ -1,7 +1,6 @@
 //! A command to MongoDB that the server executes after the deletion of its cookie.
 
 use anyhow::Result;
-use bench::mongod::Mongod;
 use mongodb::{Client, bson::doc};
 use serde_json::json;
 use tempfile::TempDir;
@@ -9,13 +8,14 @@ use tempfile::TempDir;
 use super::{delete, start_producer, wait_done};
 use crate::{
     harness::{Consumer, DRAIN_TIMEOUT, TIMEOUT, wait_until},
+    mongods::shared,
     tcp_proxy::TcpProxy,
 };
 
 #[tokio::test]
 async fn cookie_written_by_a_late_command_is_hidden_and_removed_by_the_next_sweep() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let cookies = Client::with_uri_str(mongod.uri()).await?.database("1");
     let cookies = cookies.collection::<mongodb::bson::Document>("cookies");
     let proxy = TcpProxy::to(&mongod.address().to_string()).await?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bench::{admin, mongod::Mongod};
+use bench::admin;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -17,6 +17,7 @@ use super::{UNLIMITED, delete, millis_ago, post, receipt, start_producer, wait_d
 use crate::{
     clock_jumps::FakeClock,
     harness::{Consumer, Producer, TIMEOUT, embedded, settled, wait_until},
+    mongods::shared,
 };
 
 const DSPS: u32 = 3;
@@ -195,7 +196,7 @@ async fn delete_among(users: u64, frozen_for: Duration) -> Result<()> {
     let replay_api = bench::programs::free_address()?.to_string();
     let flags = [&UNLIMITED[..], &["--api", &replay_api]].concat();
     let mut second = clock.producer(&dir, &flags).await?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producers: [&Producer; 2] = [&first, &second];
     let stores = [mongod.uri(), embedded(&dir.path().join("store"))];
     let nodes = [

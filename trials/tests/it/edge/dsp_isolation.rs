@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
-    mongods::{command, create_root, start_failable},
+    mongods::{command, create_root, shared, start_failable},
 };
 
 const FAILING: &str = "consumer_dsp_failing";
@@ -127,7 +127,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
 #[tokio::test]
 async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("55").run_command(view).await?;
@@ -282,7 +282,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
 #[tokio::test]
 async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let flags = ["--dsps", "17", "--unlisted-dsps-max", "20"];
     for store in [mongod.uri(), embedded(dir.path())] {
         let producer = Producer::start(&dir, &[]).await?;
@@ -355,7 +355,7 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
 #[tokio::test]
 async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("19").run_command(view).await?;

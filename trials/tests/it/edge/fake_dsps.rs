@@ -4,7 +4,7 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, load, mongod::Mongod, scrape::names};
+use bench::{http::HttpClient, load, scrape::names};
 use mongodb::Client;
 use tempfile::TempDir;
 use tokio::time::{Instant, interval};
@@ -14,6 +14,7 @@ use crate::{
         Consumer, Producer, TIMEOUT, accept_all, embedded, reserve_machine, sync_request,
         wait_until,
     },
+    mongods::shared,
     stream::flow_control::settled_or_lost_cookies,
 };
 
@@ -132,8 +133,8 @@ async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
 async fn three_thousand_fake_dsps_get_only_the_free_slots_of_three_nodes() -> Result<()> {
     let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
-    let one = Mongod::start(&dir.path().join("mongod-1")).await?;
-    let two = Mongod::start(&dir.path().join("mongod-2")).await?;
+    let one = shared::start().await?;
+    let two = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let start = async |name: &str, store: String| {
         Consumer::start(&dir, name, &[&producer], &store, &[]).await
@@ -196,7 +197,7 @@ async fn store_latency_is_measured_with_two_hundred_fake_dsps_per_second() -> Re
         for (what, mix) in [("without", &calm), ("with", &attack)] {
             // Each run has a new server, because existing data makes mongod slower.
             let dir = TempDir::new()?;
-            let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+            let mongod = shared::start().await?;
             let producer = Producer::start(&dir, &[]).await?;
             let flags = ["--unlisted-dsps-max", "4096"];
             let (all, store) = ([&producer], mongod.uri());

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic};
+use bench::{load, scrape::names, traffic::Traffic};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -15,6 +15,7 @@ use super::hostile;
 use crate::{
     documents::Documents,
     harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, wait_until},
+    mongods::shared,
 };
 
 /// So few users that most pairs of user and DSP are synced more than once.
@@ -24,7 +25,7 @@ const COOKIES: u64 = 3_000;
 #[tokio::test]
 async fn sync_can_be_looked_up_on_every_consumer() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let stores = [embedded(&dir.path().join("store")), mongod.uri()];
     let on_disk = Consumer::start(&dir, "embedded", &[&producer], &stores[0], &[]).await?;
@@ -89,7 +90,7 @@ async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> 
 #[tokio::test]
 async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let producer = Producer::start(&dir, &hostile::contracts()).await?;
     let store = mongod.uri();
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
@@ -112,7 +113,7 @@ async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<
 #[tokio::test]
 async fn late_cookie_does_not_replace_a_newer_one() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let slow = Producer::start(&dir, &[]).await?;
     let quick = Producer::start(&dir, &[]).await?;
     // Accepted first and received last, because the consumers connect to this producer last.

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 use anyhow::{Context, Result, ensure};
 use bench::{
     ledger, load,
-    mongod::Mongod,
     scrape::{Samples, names},
     traffic::Traffic,
 };
@@ -18,6 +17,7 @@ use crate::{
         Consumer, DRAIN_TIMEOUT, Producer, StoreContents, TIMEOUT, embedded, expect_exit,
         wait_until,
     },
+    mongods::shared,
     stream_client::Subscription,
 };
 
@@ -125,7 +125,7 @@ async fn stop(producer: &mut Producer) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_released() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let spool = dir.path().join("spool");
     let spool = spool.to_str().context("a path in UTF-8")?;
     let mut producer = start(&dir, &limits(100), &["--limits-spool", spool]).await?;

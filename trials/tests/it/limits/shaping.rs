@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{admin, mongod::Mongod, scrape::names};
+use bench::{admin, scrape::names};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -18,6 +18,7 @@ use crate::{
         Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, programs,
         run_to_end, wait_logged, wait_until,
     },
+    mongods::shared,
     stream_client::{CookieStream, Subscription, from_oldest},
 };
 
@@ -205,7 +206,7 @@ async fn limits_apply_while_clients_without_age_support_are_connected() -> Resul
 #[tokio::test]
 async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_producer() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let shaping = Producer::start(&dir, &[&limits.flag()]).await?;
     let other = Producer::start(&dir, &[]).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::{admin, mongod::Mongod};
+use bench::admin;
 use consumer::store::mongodb::ExpiryMode;
 use jiff::Timestamp;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -17,6 +17,7 @@ use crate::{
         ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, SHORT_DSP, Server, TTL, at,
         in_both_modes,
     },
+    mongods::shared,
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
@@ -37,7 +38,7 @@ in_both_modes! {
 async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &often).await?;
+    let mongod = shared::start_with(&often).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = mongod.uri();
@@ -119,8 +120,7 @@ const TTL_SECONDS: i64 = 14 * 86_400;
 async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     mode: ExpiryMode,
 ) -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(mode, dir.path()).await?;
+    let (mongod, server) = Server::start_in(mode).await?;
     let wait_expiring = async |namespace: &str, seconds| match mode {
         ExpiryMode::Index => server.wait_expiring(namespace, seconds).await,
         ExpiryMode::Sweep => server.wait_no_index(namespace).await,
@@ -187,8 +187,7 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
 
 #[tokio::test]
 async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start(dir.path()).await?;
+    let (mongod, server) = Server::start().await?;
     let indexes = [
         ("1.cookies", "t_1", doc! {}),
         ("2.cookies", "ttl", doc! { "expireAfterSeconds": 1 << 30 }),
@@ -233,8 +232,7 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
 
 #[tokio::test]
 async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start(dir.path()).await?;
+    let (mongod, server) = Server::start().await?;
     let foreign = [
         "17.orders",
         "99.orders",
@@ -281,8 +279,7 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
 async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry(
     mode: ExpiryMode,
 ) -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mut mongod, server) = Server::start_in(mode, dir.path()).await?;
+    let (mut mongod, server) = Server::start_in(mode).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
@@ -329,8 +326,7 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
 
 #[tokio::test]
 async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start(dir.path()).await?;
+    let (mongod, server) = Server::start().await?;
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T01:00")?;
@@ -386,8 +382,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
 /// The windows and TTLs of a second consumer on the same server do not override those of the owner.
 #[tokio::test]
 async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start(dir.path()).await?;
+    let (mongod, server) = Server::start().await?;
     // By the clock of the first consumer, the cookie expired an hour ago.
     let since = Duration::try_from(Timestamp::now().duration_since(at("10T00:30")))?;
     server
@@ -445,7 +440,7 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
 #[tokio::test]
 async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let client = mongodb::Client::with_uri_str(mongod.uri()).await?;
     let own = client.database("cookiesync");

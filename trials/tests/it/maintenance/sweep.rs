@@ -15,7 +15,6 @@ use consumer::{
     store::{Expiry, Store, SweepProgress, mongodb::ExpiryMode},
 };
 use mongodb::bson::{DateTime, Document, doc};
-use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -97,8 +96,7 @@ async fn wait_remaining(
 #[tokio::test]
 async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     const USERS: usize = 40_000;
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     fill(&server, "17.cookies", USERS).await?;
     let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     let mut random = fastrand::Rng::with_seed(21);
@@ -145,8 +143,7 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
 
 #[tokio::test]
 async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     fill(&server, "17.cookies", 40_000).await?;
     fill(&server, "19.cookies", 3_000).await?;
     let cookies = server.collection("17.cookies");
@@ -178,8 +175,7 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
 #[tokio::test]
 async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     const USERS: u64 = 40_000;
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
     let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
     wait_until(TIMEOUT, "some documents are swept", async || {
@@ -215,8 +211,7 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
 
 #[tokio::test]
 async fn changed_ttl_restarts_the_sweep() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
         server.write("17.cookies", name, age).await?;
     }
@@ -236,9 +231,8 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
 
 #[tokio::test]
 async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
-    let dir = TempDir::new()?;
     // Cookies that are expired, or fresh, by both the server's clock and the clock of the test.
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     let write = async |name: &str, time: DateTime| -> Result<()> {
         let cookie = doc! { "_id": name, "b": "b", "t": time };
         server.collection("17.cookies").insert_one(cookie).await?;
@@ -319,8 +313,7 @@ fn steps(reports: &[SweepProgress]) -> Vec<u64> {
 
 #[tokio::test]
 async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     let sweep = async |start: &str, count: usize| {
         let is_enough = |reports: &[SweepProgress]| steps(reports).len() >= count;
         sweep_until(&mongod, ExpiryMode::Sweep, start, is_enough).await
@@ -347,8 +340,7 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
 
 #[tokio::test]
 async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     fill(&server, "17.cookies", 4_500).await?;
     let has_deleted = |reports: &[SweepProgress]| reports.iter().any(|swept| swept.deleted > 0);
     let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
@@ -363,8 +355,7 @@ async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
 
 #[tokio::test]
 async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     // 40 MiB of foreign documents; a reply is limited to 16 MiB.
     let large = (0..1_000).map(|number| doc! { "_id": number, "t": "t".repeat(40 << 10) });
     let large: Vec<_> = large.collect();
@@ -378,8 +369,7 @@ async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
 
 #[tokio::test]
 async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     fill(&server, "17.cookies", 6_000).await?;
     server.write("17.cookies", "ten-days", DAY * 10).await?;
     let week = ConsumerOptions {
@@ -404,8 +394,7 @@ async fn create_slot(maintenance: &MaintenanceRun, dsp_id: u32) -> Result<()> {
 
 #[tokio::test]
 async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     let first = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server.wait_names("17.cookies", &[]).await?;

@@ -37,8 +37,7 @@ async fn creation_strings(server: &Server) -> Result<(String, String)> {
 }
 
 async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) -> Result<()> {
-    let dir = TempDir::new()?;
-    let (mongod, server) = Server::start_in(mode, dir.path()).await?;
+    let (mongod, server) = Server::start_in(mode).await?;
     create(mode, &mongod.uri()).await?;
     let (documents, ids) = creation_strings(&server).await?;
     for setting in ["leaf_page_max=4k", "memory_page_max=512k"] {

@@ -24,7 +24,7 @@ use crate::{
         Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, programs, run_to_end, wait_logged,
         wait_until,
     },
-    mongods::{ReplicaSet, command, create_root, create_user},
+    mongods::{ReplicaSet, command, create_root, create_user, shared},
 };
 
 /// Stores a cookie in `store`, looks it up, and returns the consumer's log.
@@ -308,7 +308,7 @@ async fn respond_as_3_6(mut stream: TcpStream) -> Result<()> {
 #[tokio::test]
 async fn unsupported_mongod_version_is_reported_until_it_is_upgraded() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     mongod.kill()?;
     let address = mongod.address();
     wait_until(TIMEOUT, "the port of mongod is free", async || {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use bench::{
     admin,
-    mongod::Mongod,
     scrape::{Samples, names},
 };
 use producer::{app::App, config::Config, log::Log};
@@ -18,6 +17,7 @@ use tempfile::TempDir;
 use crate::{
     documents::Documents,
     harness::{Consumer, StoreContents, TIMEOUT, embedded, wait_until},
+    mongods::shared,
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
@@ -59,7 +59,7 @@ fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u6
 #[tokio::test]
 async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let producer = producer().await?;
     let (log, http) = (&producer.log, producer.addresses.http.to_string());
     let urls = [grpc(&producer)];

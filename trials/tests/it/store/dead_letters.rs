@@ -13,7 +13,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer, TIMEOUT, sync_request, wait_logged, wait_until};
+use crate::{
+    harness::{Consumer, Producer, TIMEOUT, sync_request, wait_logged, wait_until},
+    mongods::shared,
+};
 
 async fn rejected_count(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
@@ -81,7 +84,7 @@ async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
 async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_stored() -> Result<()>
 {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     create_with_validator(&mongod, "17").await?;
     let file = dir.path().join("letters.jsonl");
     let flags = ["--dead-letters", &file.display().to_string()];
@@ -115,7 +118,7 @@ async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_sto
 #[tokio::test]
 async fn duplicate_in_a_foreign_unique_index_becomes_a_dead_letter() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     unique_buyer_uids(&mongod, "17").await?;
     let file = dir.path().join("letters.jsonl");
     let flags = ["--dead-letters", &file.display().to_string()];
@@ -147,7 +150,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
     const USER: &str = "uzed-7f3a91";
     const BUYER: &str = "bzed-91c4e7";
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     unique_buyer_uids(&mongod, "17").await?;
     create_with_validator(&mongod, "18").await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
@@ -214,7 +217,7 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
     // The time of mongod grows with the square of the number of cookies that share a key.
     const COOKIES: u64 = 3_000;
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     unique_buyer_uids(&mongod, "17").await?;
     let file = dir.path().join("letters.jsonl");
     let flags = [
@@ -264,7 +267,7 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
 #[tokio::test]
 async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_does_not_block() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     create_with_validator(&mongod, "17").await?;
     let file = dir.path().join("letters.jsonl");
     let flags = [

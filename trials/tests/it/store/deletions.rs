@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
     deletions::Deletions,
@@ -16,11 +15,10 @@ use mongodb::{
     Client,
     bson::{Document, doc},
 };
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::newest_wins::{chunk, options};
-use crate::mongods::command;
+use crate::mongods::{command, shared};
 
 /// A batch of cookies and deletions: user id, DSP id, buyer uid or empty, and time.
 fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) -> Result<Batch> {
@@ -34,8 +32,7 @@ fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) ->
 
 #[tokio::test]
 async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
     store.load().await?;
     let deletion = || batch([("alice".to_owned(), 0, "", 2)]);
@@ -66,8 +63,7 @@ async fn stored(store: &MongodbStore) -> Result<Deletions> {
 
 #[tokio::test]
 async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jobs() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
     store.load().await?;
     let users = (0..12_000).map(|user| (format!("u{user}"), 0, "", user));
@@ -92,8 +88,7 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
 
 #[tokio::test]
 async fn deletions_with_distinct_times_share_commands() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
     store.load().await?;
     let records = |buyer_uid| (0..2_500).map(move |at| (format!("u{at}"), 7, buyer_uid, at));

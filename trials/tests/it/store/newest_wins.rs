@@ -30,6 +30,7 @@ use tempfile::TempDir;
 use crate::{
     documents::Documents,
     harness::{Consumer, Producer, StoreContents, TIMEOUT, embedded, sync_request, wait_until},
+    mongods::shared,
     tcp_proxy::TcpProxy,
 };
 
@@ -177,8 +178,7 @@ async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
 
 /// Writes random batches, some of them twice, with correct and incorrect hints, and deletes documents in between.
 async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let store = store(&mongod, dsps).await?;
     let mut model = Model::default();
@@ -241,8 +241,7 @@ async fn newest_value_of_each_pair_is_kept() -> Result<()> {
 
 #[tokio::test]
 async fn rejected_cookies_are_reported_and_block_no_other() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let database = client.database("test-7");
     database
@@ -298,7 +297,7 @@ async fn rejected_cookies_are_reported_and_block_no_other() -> Result<()> {
 #[tokio::test]
 async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let (first, second) = (
         Producer::start(&dir, &[]).await?,
         Producer::start(&dir, &[]).await?,
@@ -350,8 +349,7 @@ async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
 
 #[tokio::test]
 async fn document_with_another_schema_is_replaced() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("test-7").collection::<Document>("cookies");
     let foreign = [

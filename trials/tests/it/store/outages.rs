@@ -23,7 +23,7 @@ use crate::{
     maintenance::in_both_modes,
     mongods::{
         ReplicaSet, SLOW, clear_failpoint, command, create_root, create_user, set_failpoint,
-        start_failable,
+        shared, start_failable,
     },
 };
 
@@ -47,7 +47,7 @@ in_both_modes! {
 
 async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
@@ -80,7 +80,7 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
 
 async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
@@ -109,7 +109,7 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
 #[ignore = "takes a minute and dist builds"]
 async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(12, 20_000, 800_000)?;
@@ -141,7 +141,7 @@ async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
 #[ignore = "takes a minute"]
 async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(10, 3_000, 180_000)?;

@@ -22,6 +22,7 @@ use crate::{
         Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, expected_contents,
         wait_until,
     },
+    mongods::shared::{self, SharedMongod},
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
@@ -289,8 +290,8 @@ async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
 }
 
 /// Starts a producer, a `mongod`, and a consumer that writes to it.
-async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, Consumer)> {
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(SharedMongod, Producer, Consumer)> {
+    let mongod = shared::start().await?;
     let producer = Producer::start(dir, &[]).await?;
     let flags = ["--drain-timeout", drain_timeout];
     let consumer = Consumer::start(dir, "node", &[&producer], &mongod.uri(), &flags).await?;

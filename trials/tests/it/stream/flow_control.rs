@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, ensure};
 use bench::{
     load,
     memory::Memory,
-    mongod::Mongod,
     scrape::{Samples, names},
 };
 use tempfile::TempDir;
 
-use crate::harness::{
-    Consumer, Producer, TIMEOUT, accept_all, reserve_machine, settled, wait_until,
+use crate::{
+    harness::{Consumer, Producer, TIMEOUT, accept_all, reserve_machine, settled, wait_until},
+    mongods::shared,
 };
 
 /// The maximum memory of a consumer in docs/operation.md, without `--refresh-bytes`.
@@ -42,7 +42,7 @@ async fn wait_settled(consumer: &Consumer, cookies: u64, timeout: Duration) -> R
 async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<()> {
     const COOKIES: u64 = 100_000;
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     // Chunks larger than a window are delivered as well.
     let producer = Producer::start(&dir, &["--chunk-bytes", "1MiB"]).await?;
     let flags = ["--producers-expected", "1000", "--buffer-bytes", "64KiB"];
@@ -73,7 +73,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
 async fn check_memory_with_a_paused_mongod(rate: u64, time: Duration) -> Result<()> {
     let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let mut producers = Vec::new();
     for _ in 0..PRODUCERS {
         producers.push(Producer::start(&dir, &[]).await?);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{mongod::Mongod, programs::BIN_DIR_VARIABLE};
+use bench::programs::BIN_DIR_VARIABLE;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -21,7 +21,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::harness::{TRIALS, bench, bin_dir, wait_until};
+use crate::{
+    harness::{TRIALS, bench, bin_dir, wait_until},
+    mongods::shared,
+};
 
 /// Deadline for a complete run on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -197,8 +200,7 @@ async fn rate_ladder_into_embedded_stores_completes_and_every_store_is_verified(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Result<()> {
-    let dir = tempfile::tempdir()?;
-    let mongod = Mongod::start(dir.path()).await?;
+    let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let uri = mongod.uri();
     let args = [

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{mongod::Mongod, programs::free_address, scrape::names};
+use bench::{programs::free_address, scrape::names};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
@@ -20,6 +20,7 @@ use crate::{
         Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, numbered_cookie,
         wait_until, within_timeout,
     },
+    mongods::shared,
     stream::python_client,
 };
 
@@ -81,7 +82,7 @@ async fn python_example_reads_two_producers_and_reconnects_after_a_restart() -> 
 async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()> {
     let python = python_client::python().await?;
     let dir = TempDir::new()?;
-    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept("alice", 17, "a-17").await?;

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bench::mongod::Mongod;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -11,7 +10,10 @@ use mongodb::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{ProgramOutput, TRIALS, embedded, run_to_end};
+use crate::{
+    harness::{ProgramOutput, TRIALS, embedded, run_to_end},
+    mongods::shared,
+};
 
 const COOKIES: u64 = 6_000;
 const WARM_UP: u64 = 1_000;
@@ -56,8 +58,7 @@ fn check_consumer(outcome: &Value) {
 
 #[tokio::test]
 async fn mongodb_store_is_measured_with_its_baselines() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     for foreign in ["7", "trials-store"] {
         let cookies = client.database(foreign).collection("cookies");
@@ -83,8 +84,7 @@ async fn mongodb_store_is_measured_with_its_baselines() -> Result<()> {
 
 #[tokio::test]
 async fn written_cookies_are_kept_on_request() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = shared::start().await?;
     let flags = [
         "--dsps=1",
         "--keep",

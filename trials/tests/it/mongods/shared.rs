@@ -1,0 +1,130 @@
+//! MongoDB servers that tests use in turn: the start of each takes 0.6 s of CPU, a measurement of its clock by WiredTiger.
+
+use std::{
+    ops::{Deref, DerefMut},
+    os::unix::process::CommandExt as _,
+    process::{Child, Command, Stdio},
+    sync::Mutex,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use bench::mongod::Mongod;
+use mongodb::{Client, bson::doc, options::ClientOptions};
+use tempfile::TempDir;
+
+use crate::harness::{TIMEOUT, wait_until};
+
+/// Servers that no test uses.
+static FREE: Mutex<Vec<Server>> = Mutex::new(Vec::new());
+
+/// Limit for the response of a server that a test may have left paused or dead.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Databases of the server itself.
+const SYSTEM: [&str; 3] = ["admin", "config", "local"];
+
+struct Server {
+    mongod: Mongod,
+    args: Vec<String>,
+    _cleaner: Child,
+}
+
+/// A server that one test uses alone. It is free for the next one when this is dropped.
+pub(crate) struct SharedMongod {
+    server: Option<Server>,
+}
+
+/// Starts a `mongod` with these arguments, or empties one that no test uses any more. Users and settings remain: a test that changes
+/// them, or needs the data directory, starts its own.
+pub(crate) async fn start_with(args: &[&str]) -> Result<SharedMongod> {
+    while let Some(server) = free(args) {
+        let emptied = empty(&server.mongod.uri()).await;
+        if emptied.is_ok() {
+            return Ok(SharedMongod {
+                server: Some(server),
+            });
+        }
+        println!("a server is not used again: {emptied:?}");
+    }
+    let dir = TempDir::new()?.keep();
+    // A static is never dropped. At the end of this process the standard input closes.
+    let cleaner = Command::new("sh")
+        .args([
+            "-c",
+            "cat; kill -9 $(cat \"$0/data/mongod.lock\"); rm -rf \"$0\"",
+        ])
+        .arg(&dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("failed to start sh")?;
+    let server = Server {
+        mongod: Mongod::start_with(&dir, args).await?,
+        args: args.iter().map(ToString::to_string).collect(),
+        _cleaner: cleaner,
+    };
+    Ok(SharedMongod {
+        server: Some(server),
+    })
+}
+
+/// [`start_with`] without arguments.
+pub(crate) async fn start() -> Result<SharedMongod> {
+    start_with(&[]).await
+}
+
+fn free(args: &[&str]) -> Option<Server> {
+    let mut free = FREE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let found = free.iter().position(|server| server.args == args)?;
+    Some(free.remove(found))
+}
+
+/// Waits until the connections of the test before are closed, and drops its databases.
+async fn empty(uri: &str) -> Result<()> {
+    let name = "shared-mongod";
+    let mut options = ClientOptions::parse(uri).await?;
+    options.app_name = Some(name.to_owned());
+    options.server_selection_timeout = Some(RESPONSE_TIMEOUT);
+    let client = Client::with_options(options)?;
+    let admin = client.database("admin");
+    let others = doc! {
+        "currentOp": 1, "$all": true, "client": { "$exists": true }, "appName": { "$ne": name },
+    };
+    wait_until(TIMEOUT, "the other connections are closed", async || {
+        let answer = admin.run_command(others.clone()).await?;
+        Ok(answer.get_array("inprog")?.is_empty())
+    })
+    .await?;
+    for database in client.list_database_names().await? {
+        if !SYSTEM.contains(&database.as_str()) {
+            client.database(&database).drop().await?;
+        }
+    }
+    // A kill must not bring dropped data back.
+    admin.run_command(doc! { "fsync": 1 }).await?;
+    Ok(())
+}
+
+impl Deref for SharedMongod {
+    type Target = Mongod;
+
+    fn deref(&self) -> &Mongod {
+        &self.server.as_ref().expect("present until dropped").mongod
+    }
+}
+
+impl DerefMut for SharedMongod {
+    fn deref_mut(&mut self) -> &mut Mongod {
+        &mut self.server.as_mut().expect("present until dropped").mongod
+    }
+}
+
+impl Drop for SharedMongod {
+    fn drop(&mut self) {
+        let mut free = FREE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        free.extend(self.server.take());
+    }
+}
