@@ -9,7 +9,6 @@ mod connection;
 pub mod contracts;
 pub mod dsps;
 pub mod head;
-pub mod hygiene;
 mod metrics;
 pub mod mint;
 pub mod opt_out;

@@ -19,6 +19,8 @@
 //! assert_eq!(ids::check_buyer_uid("two\nlines", 256), Err(InvalidId::Character));
 //! ```
 
+pub mod hygiene;
+
 use crate::limits::{BUYER_UID_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX, USER_ID_BYTES_MAX};
 
 /// Why an id is invalid.

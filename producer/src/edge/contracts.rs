@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use httparse::Header;
 use limits::rules::Rules;
 use proto::{
+    ids::hygiene::{self, Flaw},
     limits::BUYER_UID_BYTES_MAX,
     v1::{DspTimeToLive, TimesToLive},
     wire::CookieRef,
@@ -20,14 +21,7 @@ use proto::{
 use regex::Regex;
 use serde::Deserialize;
 
-use super::{
-    answer::Answer,
-    head,
-    hygiene::{self, Flaw},
-    privacy,
-    redirect::Template,
-    request::Rejection,
-};
+use super::{answer::Answer, head, privacy, redirect::Template, request::Rejection};
 
 /// The contracts of a file.
 #[derive(Debug)]

@@ -7,12 +7,12 @@ use futures_util::FutureExt as _;
 use producer::edge::{
     contracts::{Contracts, file},
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
-    hygiene,
     redirect::Template,
     request::{Rejection, SCRATCH, StatedMatch},
     set_uid,
 };
 use proto::{
+    ids::hygiene,
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::{self, ChunkHeader, CookieRef, StreamMessage},
 };

@@ -37,7 +37,7 @@ use std::{
 use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
-use proto::limits::BUYER_UID_BYTES_MAX;
+use proto::{ids::hygiene::Flaw, limits::BUYER_UID_BYTES_MAX};
 use regex::{Regex, RegexBuilder};
 use runtime::{
     reload::{NamedFile, Reloader, Source},
@@ -50,7 +50,6 @@ use super::{Contract, Contracts, RefusedAnswer, State};
 use crate::edge::{
     answer::Answer,
     dsps::LISTED_MAX,
-    hygiene::Flaw,
     privacy,
     redirect::{self, Template},
 };

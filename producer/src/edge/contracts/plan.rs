@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fmt};
 
 use limits::rules::{NamedLimit, Rules, Unknown};
+use proto::ids::hygiene::Flaw;
 use runtime::settings::format_time;
 
 use super::{Contract, Contracts, RefusedAnswer};
-use crate::edge::{answer::Answer, hygiene::Flaw};
+use crate::edge::answer::Answer;
 
 /// The columns, each with its title.
 const TITLES: [&str; 10] = [

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The distinct values of `userMacro` in `static/bidder-info` of Prebid Server (Go) at 0ba3523, one of them in a comment.
-pub(in crate::edge) const PUBLISHED: [&str; 61] = [
+const PUBLISHED: [&str; 61] = [
     "#PMUID",
     "#{user.id}",
     "$$VRTCALUSER$$",
@@ -68,7 +68,7 @@ pub(in crate::edge) const PUBLISHED: [&str; 61] = [
 ];
 
 /// Percent-encodes all but letters and digits.
-pub(in crate::edge) fn encoded(text: &str) -> String {
+fn encoded(text: &str) -> String {
     let encoded = text.bytes().map(|byte| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' => char::from(byte).to_string(),
         _ => format!("%{byte:02X}"),

@@ -3,10 +3,10 @@
 //! Pure, without allocation. An id of a usual form costs one vectorized pass over its bytes and a few comparisons; only a
 //! value with a character of a macro is examined further, also after one more percent-decoding. The time of that is linear.
 
-use proto::limits::BUYER_UID_BYTES_MAX;
+use percent_encoding::percent_decode;
 use serde::Deserialize;
 
-use super::request::percent_decoded;
+use crate::limits::BUYER_UID_BYTES_MAX;
 
 /// Why a value is not an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -76,7 +76,7 @@ fn flaw_of_marked(bytes: &[u8], macros: &[String]) -> Option<Flaw> {
     };
     flaw(bytes).or_else(|| {
         let (mut decoded, mut length) = ([0; BUYER_UID_BYTES_MAX], 0);
-        for (target, byte) in decoded.iter_mut().zip(percent_decoded(bytes)) {
+        for (target, byte) in decoded.iter_mut().zip(percent_decode(bytes)) {
             *target = byte;
             length += 1;
         }
@@ -178,4 +178,4 @@ fn is_capital_name(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
