@@ -15,7 +15,6 @@ use runtime::{
     admin, listen,
     metrics::Registry,
     ready::{self, Component},
-    reload::Reloader,
     services::Services,
     unix_micros,
 };
@@ -27,10 +26,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apps::{self, CurrentApps},
+    apps::CurrentApps,
     batch::Checker,
     config::{Config, WorkArgs},
-    engine::nats::{Nats, OtherSettings},
+    engine::{
+        RETRY_PAUSE,
+        nats::{Nats, OtherSettings},
+    },
     http::Api,
     limiter::Limiter,
     maker::{Maker, bodies::Bodies},
@@ -39,8 +41,6 @@ use crate::{
     origin::HttpOrigin,
     worker::Worker,
 };
-
-const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time to release leases after the drain timeout.
 const GRACE: Duration = Duration::from_secs(3);
@@ -64,7 +64,7 @@ struct Shared {
     apps: CurrentApps,
     mirror: Mirror,
     checker: Checker<HttpOrigin>,
-    bodies: Bodies<Nats>,
+    bodies: Bodies,
     limiter: Limiter,
     /// Makers and workers.
     tasks: TaskTracker,
@@ -87,10 +87,12 @@ impl App {
         let limiter = Limiter::new(url, config.limiter_token.clone())?;
         let memory = config.work.body_memory.min(Semaphore::MAX_PERMITS);
         let memory = Arc::new(Semaphore::new(memory));
+        let newest = Arc::clone(&file);
+        let current: CurrentApps = Arc::new(move || newest.current());
         let shared = Shared {
             nats: Arc::default(),
             nats_error: watch::Sender::new("connecting".to_owned()),
-            apps: current(&file),
+            apps: current,
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
                 origin: HttpOrigin(memory),
@@ -162,18 +164,12 @@ impl App {
     }
 }
 
-/// The newest valid applications.
-fn current(file: &Arc<Reloader<apps::File>>) -> CurrentApps {
-    let file = Arc::clone(file);
-    Arc::new(move || file.current())
-}
-
 impl Shared {
     /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with an error that waiting does
     /// not resolve.
     async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> Result<()> {
         let nats = loop {
-            match Nats::connect(&work.nats).await {
+            match Box::pin(Nats::connect(&work.nats)).await {
                 Ok(nats) => break nats,
                 Err(error) if error.is::<OtherSettings>() => return Err(error),
                 Err(error) => {
@@ -181,7 +177,7 @@ impl Shared {
                     if self.nats_error.send_replace(error.clone()) != error {
                         tracing::warn!(error, "NATS unavailable, retrying");
                     }
-                    sleep(CONNECT_PAUSE).await;
+                    sleep(RETRY_PAUSE).await;
                 }
             }
         };

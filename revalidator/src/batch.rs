@@ -150,7 +150,7 @@ impl<O: Origin> Checker<O> {
                 continue;
             }
             removals_left -= usize::from(is_limited);
-            if is_due && let Some(contents) = &app.contents {
+            if is_due && let Some(contents) = &app.settings.contents {
                 let removed = contents.remove(result.asset.name()).await;
                 removed.map_err(|error| not_stored(&error))?;
             }
@@ -174,9 +174,10 @@ impl<O: Origin> Checker<O> {
         self.metrics.requests.with_label_values(&labels).inc();
     }
 
-    /// Checks an asset unless the origin has throttled the application. The request first waits for its slot; only as many as may be
-    /// parallel do so, because the slots of a job that ends are lost. Its response time does not include that wait, and memory is
-    /// reserved only for a body.
+    /// Checks an asset unless the origin has throttled the application. The request has its permit before it waits for a slot of the
+    /// limiter. So it is sent in its slot, and a job that ends loses few slots. Permits are of one batch, and all its requests need
+    /// slots of one counter, so a slow limiter delays no others. The response time does not include the wait, and memory is reserved
+    /// only for a body.
     async fn check_asset(
         &self,
         app: &App,
@@ -193,7 +194,7 @@ impl<O: Origin> Checker<O> {
         if is_throttled() {
             return Ok(None);
         }
-        let has_object = match &app.contents {
+        let has_object = match &app.settings.contents {
             Some(contents) => contents.has(asset.name()).await,
             None => true,
         };
@@ -203,7 +204,7 @@ impl<O: Origin> Checker<O> {
             Some(_) if !is_publishable(asset, clock()) => Answer::Forbidden,
             _ => self.origin.request(app, asset, is_conditional).await,
         };
-        let (outcome, found) = outcome(&app.reading, asset, &answer, is_conditional, force);
+        let (outcome, found) = outcome(&app.settings, asset, &answer, is_conditional, force);
         let Answer::Response(response) = answer else {
             return Ok(Some(result(outcome, found, None)));
         };
@@ -220,7 +221,7 @@ impl<O: Origin> Checker<O> {
                 drop(timeout(FEEDBACK_TIMEOUT, limiter.feedback(counter, &response)).await);
             }
         } else if outcome == Outcome::Changed
-            && let Some(contents) = &app.contents
+            && let Some(contents) = &app.settings.contents
             && let Body::Complete(body) = response.body
         {
             let written = contents.write(asset.name(), body).await;

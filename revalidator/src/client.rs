@@ -43,11 +43,12 @@ pub fn trust(builder: ClientBuilder, ca_file: Option<&Path>) -> Result<ClientBui
     }
 }
 
-/// Whether a URL is absolute, HTTP, and without credentials.
+/// Parses a URL that is absolute, HTTP, and without credentials.
 #[must_use]
-pub fn is_http(url: &Url) -> bool {
+pub fn http_url(text: &str) -> Option<Url> {
+    let url = Url::parse(text).ok()?;
     let has_user = !url.username().is_empty() || url.password().is_some();
-    matches!(url.scheme(), "http" | "https") && url.has_host() && !has_user
+    (matches!(url.scheme(), "http" | "https") && url.has_host() && !has_user).then_some(url)
 }
 
 /// Bytes with a permit for their memory.

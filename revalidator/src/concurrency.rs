@@ -37,10 +37,10 @@ pub struct Settings {
     /// Change after each batch.
     pub step: usize,
     /// Maximum mean of the first batch that raises the number.
-    #[serde(deserialize_with = "crate::apps::values::duration")]
+    #[serde(deserialize_with = "crate::values::duration")]
     pub first: Duration,
     /// Minimum increase of the mean that lowers the number.
-    #[serde(deserialize_with = "crate::apps::values::duration")]
+    #[serde(deserialize_with = "crate::values::duration")]
     pub worse_by: Duration,
 }
 

@@ -15,7 +15,7 @@ use runtime::{
 use url::Url;
 
 pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
-use crate::apps;
+use crate::{apps, client::http_url};
 
 /// The validated configuration.
 #[derive(Debug, Clone)]
@@ -54,9 +54,7 @@ impl Settings for Args {
         if !work.nats.split(',').all(is_nats) {
             errors.add("--nats: use URLs like nats://127.0.0.1:4222, separated by commas");
         }
-        let limiter = Url::parse(&self.limiter.limiter)
-            .ok()
-            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        let limiter = http_url(&self.limiter.limiter);
         if limiter.is_none() {
             errors.add("--limiter: use a URL like http://127.0.0.1:9099");
         }

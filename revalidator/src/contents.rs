@@ -15,17 +15,27 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use serde::Deserialize;
 use tempfile::Builder;
 use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A place of objects.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Contents {
     /// The directory, or the prefix in the bucket.
     root: PathBuf,
     #[cfg(feature = "s3")]
     bucket: Option<bucket::Bucket>,
+}
+
+impl TryFrom<String> for Contents {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text)
+    }
 }
 
 impl Contents {

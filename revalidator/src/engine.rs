@@ -59,13 +59,16 @@ pub enum Settlement {
     InProgress,
 }
 
+/// Pause after an error of the broker.
+pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
 /// Time after which an unsettled batch is delivered to another worker.
 pub const ACK_WAIT: Duration = Duration::from_secs(30);
 
 /// Maximum bytes of the results of all jobs.
 pub const RESULT_BYTES_MAX: u64 = 4 << 30;
 
-/// Bytes of results above which only the oldest job is transmitted, and no other is created.
+/// Bytes of results above which only the oldest job is transmitted.
 pub const OPEN_RESULT_BYTES_MAX: u64 = RESULT_BYTES_MAX / 4 * 3;
 
 /// Maximum bytes of a message. A result has more than its batch: the new validators.

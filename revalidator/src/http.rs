@@ -63,7 +63,7 @@ pub struct Api<E> {
     /// The applications.
     pub apps: CurrentApps,
     /// Where assets of requests are kept; `None` if this process has no maker.
-    pub bodies: Option<Bodies<E>>,
+    pub bodies: Option<Bodies>,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<token::File>>>,
     /// Budget of single checks.

@@ -41,6 +41,7 @@ pub mod source;
 #[cfg(test)]
 #[path = "tests/server.rs"]
 mod test_server;
+mod values;
 pub mod worker;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -13,12 +13,12 @@ use url::Url;
 
 use crate::{
     client::{body, builder},
+    engine::RETRY_PAUSE,
     outcome::Response,
 };
 
 /// Longer than the limiter delays a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum bytes of a response.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::{
@@ -29,7 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::bodies::{Bodies, lock};
 use crate::{
     apps::{App, CurrentApps},
-    engine::Engine,
+    engine::{Engine, RETRY_PAUSE},
     jobs::{self, OPEN_JOBS_MAX},
     lease::Lease,
     messages::{
@@ -44,8 +44,7 @@ use crate::{
 /// Time between two writes of the progress of a job, and two searches for jobs without a maker.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Pause after an error; it doubles with each further error of a job.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum pause after an error; it doubles with each further error of a job.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// First words of the reason of a job that is retried.
@@ -68,7 +67,7 @@ pub struct Maker<E> {
     /// Counters.
     pub metrics: Metrics,
     /// Assets that this process received.
-    pub bodies: Bodies<E>,
+    pub bodies: Bodies,
     /// Permits to write back results, which needs disk space.
     pub write_back: Arc<Semaphore>,
     /// Ends the maker.
@@ -129,7 +128,6 @@ impl<E: Engine> Maker<E> {
             let key = format!("maker.{id}");
             let received = lock(&self.bodies).get_mut(id).map(|it| it.lease.take());
             let lease = match received.flatten() {
-                None if !self.mirror.is_free(&key) => None,
                 None => Lease::acquire(&self.engine, &self.mirror, key, &self.id).await?,
                 lease => lease,
             };
@@ -144,7 +142,7 @@ impl<E: Engine> Maker<E> {
 
     /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one then
     /// leaves the job to others for a while.
-    async fn make(&self, id: &str, app: &Arc<App>, lease: Lease<E>) {
+    async fn make(&self, id: &str, app: &Arc<App>, lease: Lease) {
         let lost = lease.lost().clone();
         let pause = tokio::select! {
             pause = self.make_with_retries(id, app) => pause,
@@ -160,17 +158,13 @@ impl<E: Engine> Maker<E> {
         let mut pause = RETRY_PAUSE;
         while let Err(error) = self.make_once(id, app).await {
             let text = format!("{RETRIED}: {error:#}");
-            tracing::warn!(
-                job = id,
-                error = text,
-                "the maker of a job failed, retrying"
-            );
+            tracing::warn!(job = id, error = text, "the maker of a job failed");
             let explain = |job: &mut JobStatus| {
                 if job.is_open() && job.revalidator_state != RevalidatorState::Suspended {
                     job.reason = Some(text.clone());
                 }
             };
-            drop(self.change(id, explain).await);
+            drop(change_job(&self.engine, id, explain).await);
             if error.is::<io::Error>() {
                 return RETRY_PAUSE_MAX;
             }
@@ -326,18 +320,10 @@ impl<E: Engine> Maker<E> {
     /// of an earlier maker with this number may have other assets, so the message id depends on them.
     async fn send(&self, batch: &JobBatch) -> Result<()> {
         let payload = Bytes::from(serde_json::to_vec(batch)?);
-        let (job, id) = (
-            &batch.job_id,
-            format!("{}-{:x}", batch.id(), xxh3_64(&payload)),
-        );
-        while let Err(error) = self.engine.send_batch(job, &id, payload.clone()).await {
-            if !self.mirror.job(job).is_some_and(|job| job.is_open()) {
-                return Err(error);
-            }
-            let error = format!("{error:#}");
-            tracing::debug!(id, error, "failed to publish a batch, retrying");
-            sleep(RETRY_PAUSE).await;
-        }
+        let (job, id) = (&batch.job_id, batch.id());
+        let id = format!("{id}-{:x}", xxh3_64(&payload));
+        let send = || self.engine.send_batch(job, &id, payload.clone());
+        ensure!(self.mirror.repeat(job, send).await, "the job has ended");
         Ok(())
     }
 

@@ -187,7 +187,8 @@ async fn post(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let response = cookies.producers.call(path, Some(rows.concat())).await?;
+    let producers = cookies.producers.as_ref().context("no producers")?;
+    let response = producers.call(path, Some(rows.concat())).await?;
     let response: Value = serde_json::from_slice(&response).context("invalid producer reply")?;
     let of_uid = |it: &&Value| {
         let reason = it["reason"].as_str();

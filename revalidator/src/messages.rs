@@ -183,12 +183,8 @@ impl JobStatus {
         let is_valid = is_job_id(id) && value.len() <= STATUS_BYTES_MAX;
         let is_small = |it: &Self| {
             let others = [&it.other, &it.filter.other, &it.counts.other];
-            let values: usize = others
-                .into_iter()
-                .flat_map(Map::values)
-                .map(values_in)
-                .sum();
-            it.app_name.len() <= ID_BYTES_MAX && values <= OTHER_VALUES_MAX
+            let values = others.into_iter().flat_map(Map::values).map(values_in);
+            it.app_name.len() <= ID_BYTES_MAX && values.sum::<usize>() <= OTHER_VALUES_MAX
         };
         job.filter(|job| is_valid && job.job_id == id && is_small(job))
     }

@@ -21,15 +21,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     apps::App,
-    engine::{Bucket, Engine, Entry},
+    engine::{Bucket, Call, Engine, Entry, RETRY_PAUSE},
     messages::{JobStatus, RevalidatorState, STATUS_BYTES_MAX, Subscription, is_job_id},
 };
 
 /// Time without renewal after which a lease is free.
 pub const LEASE: Duration = Duration::from_secs(30);
-
-/// Pause after a failed watch.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum numbers of jobs and of other keys, and maximum bytes of such a key and of its value; the excess is ignored.
 const JOBS_MAX: usize = 5_000;
@@ -118,6 +115,28 @@ impl Mirror {
     #[must_use]
     pub fn job(&self, id: &str) -> Option<Arc<JobStatus>> {
         self.read().jobs.get(id).cloned()
+    }
+
+    /// Whether a job exists and is open.
+    #[must_use]
+    pub fn is_open(&self, id: &str) -> bool {
+        self.job(id).is_some_and(|job| job.is_open())
+    }
+
+    /// Repeats a call of the broker until it succeeds; false if the job has ended before.
+    pub async fn repeat<C: Call<()>>(&self, job: &str, call: impl Fn() -> C) -> bool {
+        while let Err(error) = call().await {
+            tracing::debug!(
+                job,
+                error = format!("{error:#}"),
+                "failed to publish, retrying"
+            );
+            sleep(RETRY_PAUSE).await;
+            if !self.is_open(job) {
+                return false;
+            }
+        }
+        true
     }
 
     /// The workers that renew their keys.

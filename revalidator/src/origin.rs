@@ -161,7 +161,7 @@ fn validators(asset: &Asset) -> HeaderMap {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::{fs, net::SocketAddr};
+    use std::{fs, net::SocketAddr, sync::Mutex};
 
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     use rustls::pki_types::PrivateKeyDer;
@@ -242,6 +242,45 @@ pub(crate) mod tests {
             };
             assert_eq!(found, *expected, "{text}");
             assert_eq!(origin.0.available_permits(), 8000, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn redirects_are_not_followed_and_conditions_are_sent_only_on_demand() {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&requests);
+        let (address, _tasks) = serve(None, move |request| {
+            record.lock().unwrap().push(request.to_ascii_lowercase());
+            "HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n".to_owned()
+        })
+        .await;
+        let origin = HttpOrigin(Arc::new(Semaphore::new(8000)));
+        let asset = Asset {
+            url: format!("http://{address}/one"),
+            e_tag: "\"1\"".to_owned(),
+            last_modified: "Sun, 06 Nov 1994 08:49:37 GMT".to_owned(),
+            ..Asset::default()
+        };
+        for is_conditional in [false, true] {
+            let answer = origin
+                .request(&app(address, ""), &asset, is_conditional)
+                .await;
+            let is_redirect = |it: &Response| it.status == 302 && it.body == Body::Unread;
+            assert!(
+                matches!(&answer, Answer::Response(it) if is_redirect(it)),
+                "{answer:?}"
+            );
+        }
+        let requests = requests.lock().unwrap();
+        assert_eq!(requests.len(), 2);
+        for (request, is_conditional) in requests.iter().zip([false, true]) {
+            assert!(request.starts_with("get /one "), "{request}");
+            for condition in [
+                "if-none-match: \"1\"",
+                "if-modified-since: sun, 06 nov 1994",
+            ] {
+                assert_eq!(request.contains(condition), is_conditional, "{request}");
+            }
         }
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use self::cookies::NullMeans;
 use crate::{
+    apps::AppSettings,
     digest,
     messages::{Asset, Outcome, VALIDATOR_BYTES_MAX},
 };
@@ -54,32 +54,11 @@ pub enum Body {
     Unread,
 }
 
-/// How the responses of an application are read.
-#[derive(Debug, Clone)]
-pub struct Reading {
-    /// Statuses that mean that the object is gone.
-    pub gone_on: Vec<u16>,
-    /// Parts of bodies that are removed before the digest.
-    pub normalize: Vec<regex::bytes::Regex>,
-    /// What a response without a uid means; `None` for a list, whose bodies are contents.
-    pub null_means: Option<NullMeans>,
-}
-
-impl Default for Reading {
-    fn default() -> Self {
-        Self {
-            gone_on: vec![404, 410],
-            normalize: Vec::new(),
-            null_means: None,
-        }
-    }
-}
-
 /// The outcome of an answer, and the asset with its new validators and digest. `has_validators` states whether the request had
 /// any; without them a 304 is an error of the origin. With `force`, each complete body counts as changed.
 #[must_use]
 pub fn outcome(
-    reading: &Reading,
+    settings: &AppSettings,
     asset: &Asset,
     answer: &Answer,
     has_validators: bool,
@@ -90,9 +69,9 @@ pub fn outcome(
         Answer::None => return (Outcome::Failed, asset.clone()),
         Answer::Forbidden => return (Outcome::Unexpected, asset.clone()),
     };
-    if let Some(null_means) = reading.null_means {
+    if let Some(cookies) = &settings.cookies {
         match response.status {
-            200 | 204 => return cookies::uid(null_means, asset, response, force),
+            200 | 204 => return cookies::uid(cookies.null_means, asset, response, force),
             // Their bodies have no agreed meaning.
             201..300 => return (Outcome::Unexpected, asset.clone()),
             _ => {}
@@ -101,9 +80,9 @@ pub fn outcome(
     let outcome = match response.status {
         304 if has_validators => return (Outcome::Fresh, refreshed(asset, response)),
         304 => Outcome::Failed,
-        status if reading.gone_on.contains(&status) => Outcome::Gone,
+        status if settings.gone_on.contains(&status) => Outcome::Gone,
         204..=206 => Outcome::Unexpected,
-        200..300 => return content(reading, asset, response, force),
+        200..300 => return content(settings, asset, response, force),
         401 | 403 | 407 => Outcome::Refused,
         429 => Outcome::Throttled,
         503 if response.retry_after.is_some() => Outcome::Throttled,
@@ -114,7 +93,12 @@ pub fn outcome(
 }
 
 /// The outcome of a 2xx.
-fn content(reading: &Reading, asset: &Asset, response: &Response, force: bool) -> (Outcome, Asset) {
+fn content(
+    settings: &AppSettings,
+    asset: &Asset,
+    response: &Response,
+    force: bool,
+) -> (Outcome, Asset) {
     let body = match &response.body {
         Body::Complete(body) => body,
         Body::Cut | Body::Unread => return (Outcome::Failed, asset.clone()),
@@ -123,7 +107,7 @@ fn content(reading: &Reading, asset: &Asset, response: &Response, force: bool) -
     if body.is_empty() && !digest::is_equal(&asset.hash, b"") {
         return (Outcome::Unexpected, asset.clone());
     }
-    let body = digest::normalize(&reading.normalize, body);
+    let body = digest::normalize(&settings.normalize, body);
     let outcome = match !force && digest::is_equal(&asset.hash, &body) {
         true => Outcome::Fresh,
         false => Outcome::Changed,

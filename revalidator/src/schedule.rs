@@ -1,23 +1,26 @@
 //! Schedule of an application: a cron expression with a time zone.
 
 use jiff::Timestamp;
+use serde::Deserialize;
 
 use crate::jobs::DAY_MS;
 
 /// A schedule, like `0 2 * * * Europe/Berlin`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Schedule(cronexpr::Crontab);
 
-impl Schedule {
+impl TryFrom<String> for Schedule {
+    type Error = String;
+
     /// Parses five fields and a time zone.
-    ///
-    /// # Errors
-    /// When the expression is invalid.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let crontab = cronexpr::parse_crontab(text);
+    fn try_from(text: String) -> Result<Self, String> {
+        let crontab = cronexpr::parse_crontab(&text);
         crontab.map(Self).map_err(|error| error.to_string())
     }
+}
 
+impl Schedule {
     /// The newest firing after `last` and up to `now`, in Unix milliseconds. Earlier ones that were missed are skipped, and so are
     /// those before the last 24 hours.
     #[must_use]
@@ -49,7 +52,7 @@ mod tests {
 
     #[track_caller]
     fn check(schedule: &str, last: &str, now: &str, expected: Option<&str>) {
-        let schedule = Schedule::parse(schedule).unwrap();
+        let schedule = Schedule::try_from(schedule.to_owned()).unwrap();
         assert_eq!(
             schedule.due(millis(last), millis(now)),
             expected.map(millis)
@@ -103,7 +106,7 @@ mod tests {
             "0 25 * * * UTC",
             "0 2 * * * Mars/Olympus",
         ] {
-            assert!(Schedule::parse(text).is_err(), "{text}");
+            assert!(Schedule::try_from(text.to_owned()).is_err(), "{text}");
         }
     }
 }

@@ -9,7 +9,7 @@ use runtime::token::Tokens;
 use serde::Deserialize;
 use url::Url;
 
-use crate::client::{body, builder, is_http, trust};
+use crate::client::{body, builder, http_url, trust};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -50,8 +50,8 @@ impl TryFrom<Settings> for Servers {
     type Error = String;
 
     fn try_from(settings: Settings) -> Result<Self, String> {
-        let parse = |text: &String| Url::parse(text).ok().filter(is_http);
-        let urls: Option<Vec<_>> = settings.urls.iter().map(parse).collect();
+        let urls = settings.urls.iter().map(|it| http_url(it));
+        let urls: Option<Vec<_>> = urls.collect();
         let urls = urls.filter(|it| !it.is_empty());
         settings.token_file.as_deref().map(token).transpose()?;
         let http = trust(builder().timeout(TIMEOUT), settings.ca_file.as_deref())?.build();

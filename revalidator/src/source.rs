@@ -21,9 +21,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::result_file::ResultFile;
 use crate::{
-    apps::is_asset_url,
+    client::http_url,
     jobs::removals_max,
-    messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter, Outcome},
+    messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter, Outcome, URL_BYTES_MAX},
 };
 
 /// Maximum number of lines of a file, and of assets of a job.
@@ -44,23 +44,13 @@ pub type Page = (Vec<Asset>, Option<String>);
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
+    /// The asset.
     #[serde(flatten)]
-    asset: Asset,
+    pub asset: Asset,
     /// Unix seconds of the last check.
     checked_at: Option<u64>,
     /// Unix seconds of the last request for the object.
     requested_at: Option<u64>,
-}
-
-impl Line {
-    /// The asset, for a check without a selection.
-    #[must_use]
-    pub fn into_asset(self) -> Asset {
-        Asset {
-            unused: false,
-            ..self.asset
-        }
-    }
 }
 
 /// Selects the assets of a job. Its times are relative to the creation of the job, so that each reader selects the same ones.
@@ -78,23 +68,17 @@ impl Selection {
     /// The asset, if it is part of the job.
     #[must_use]
     pub fn select(&self, line: Line) -> Option<Asset> {
-        let age = |time: Option<u64>| time.map(|time| self.created_at.saturating_sub(time));
-        let name = line.asset.name();
-        let is_filtered = self
-            .filter
-            .prefix
-            .as_ref()
-            .is_some_and(|it| !name.starts_with(it))
-            || self
-                .filter
-                .sample
-                .is_some_and(|share| position(name) >= share);
-        let mut asset = line.asset.clone();
-        let unused = self.prune_after.zip(age(line.requested_at));
-        asset.unused = unused.is_some_and(|(max, age)| age > max);
-        let checked = age(line.checked_at).unwrap_or(u64::MAX);
-        let is_new = self.filter.older_than.is_some_and(|min| checked < min);
-        (!is_filtered && (asset.unused || !is_new)).then_some(asset)
+        let (mut asset, filter) = (line.asset, &self.filter);
+        let age = |time: u64| self.created_at.saturating_sub(time);
+        let prefix = filter.prefix.as_deref().unwrap_or_default();
+        let sample = filter.sample;
+        let is_selected = asset.name().starts_with(prefix)
+            && sample.is_none_or(|share| position(asset.name()) < share);
+        let checked = line.checked_at.map_or(u64::MAX, age);
+        let is_old = checked >= filter.older_than.unwrap_or(0);
+        let unused = self.prune_after.zip(line.requested_at);
+        asset.unused = unused.is_some_and(|(max, at)| age(at) > max);
+        (is_selected && (is_old || asset.unused)).then_some(asset)
     }
 }
 
@@ -112,19 +96,22 @@ pub fn parse(line: &[u8]) -> Result<Line> {
     ensure!(line.len() <= ASSET_BYTES_MAX, "longer than 4096 bytes");
     // The text of the error could contain a key.
     let invalid = |it: serde_json::Error| anyhow!("invalid JSON at column {}", it.column());
-    let line: Line = serde_json::from_slice(line).map_err(invalid)?;
-    ensure!(is_asset_url(&line.asset.url), "missing or invalid url");
+    let mut line: Line = serde_json::from_slice(line).map_err(invalid)?;
+    line.asset.unused = false;
+    let url = &line.asset.url;
+    let is_valid = url.len() <= URL_BYTES_MAX && http_url(url).is_some();
+    ensure!(is_valid, "missing or invalid url");
     Ok(line)
 }
 
-/// The bytes of a file; 0 if it does not exist.
+/// Checks the size of a file. A missing one is not an error.
 ///
 /// # Errors
 /// When it is too large.
-pub fn size(path: &Path) -> Result<u64> {
+pub fn check_size(path: &Path) -> Result<()> {
     let size = fs::metadata(path).map_or(0, |found| found.len());
     ensure!(size <= SOURCE_BYTES_MAX, "the file exceeds 1 GiB");
-    Ok(size)
+    Ok(())
 }
 
 /// Checks the assets of a request, after a line that describes their job; returns that line, the position after it, and whether an

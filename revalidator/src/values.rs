@@ -1,7 +1,8 @@
-//! Values in the file of applications.
+//! Values in the applications file.
 
 use std::time::Duration;
 
+use regex::bytes::Regex;
 use runtime::settings;
 use serde::{Deserialize as _, Deserializer, de};
 use url::Host;
@@ -20,14 +21,14 @@ pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dur
 }
 
 /// Deserializes a time that may be missing.
-pub(super) fn optional_duration<'de, D: Deserializer<'de>>(
+pub(crate) fn optional_duration<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error> {
     duration(deserializer).map(Some)
 }
 
 /// Names in the form that URLs have: lower case, with other characters than ASCII encoded.
-pub(super) fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Error> {
+pub(crate) fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {
         let host = Host::parse(text).ok().filter(|_| !text.contains('*'));
@@ -37,7 +38,14 @@ pub(super) fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ho
 }
 
 /// Deserializes the maximum size of a body.
-pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+pub(crate) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
     settings::size(1..=BODY_BYTES_MAX)(&text).map_err(de::Error::custom)
+}
+
+/// Deserializes regular expressions.
+pub(crate) fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Regex>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let parsed = texts.iter().map(|it| Regex::new(it));
+    parsed.collect::<Result<_, _>>().map_err(de::Error::custom)
 }

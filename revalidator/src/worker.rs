@@ -23,7 +23,7 @@ use crate::{
     apps::{App, CurrentApps},
     batch::{Checker, Progress, Suspension, mean},
     concurrency::{BatchTimes, Controller},
-    engine::{ACK_WAIT, Bucket, Engine, Settlement},
+    engine::{ACK_WAIT, Bucket, Engine, RETRY_PAUSE, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
     matches::{note, verify},
@@ -40,9 +40,6 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Wait for the next batch of a job.
 const BATCH_WAIT: Duration = Duration::from_secs(2);
-
-/// Pause after an error, and maximum time until a worker looks for a job again.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of jobs with a [`Memory`].
 const REMEMBERED_MAX: usize = 16;
@@ -80,7 +77,7 @@ struct Session<'a, E: Engine, O> {
     worker: &'a Worker<E, O>,
     id: &'a str,
     app: &'a App,
-    lease: &'a Lease<E>,
+    lease: &'a Lease,
     state: &'a watch::Sender<Subscription>,
     memory: Memory,
 }
@@ -164,7 +161,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             memories.insert(id.clone(), session.memory);
             if let Err(error) = &processed {
                 // The batches of an ended job are deleted while workers wait for them.
-                if self.is_open(id) {
+                if self.mirror.is_open(id) {
                     let error = format!("{error:#}");
                     tracing::warn!(job = id, error, "worker left a job after an error");
                 }
@@ -173,10 +170,6 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             lease.release().await;
             last = Some((job, processed.unwrap_or(true)));
         }
-    }
-
-    fn is_open(&self, job: &str) -> bool {
-        self.mirror.job(job).is_some_and(|job| job.is_open())
     }
 
     fn candidates(&self) -> Vec<Arc<JobStatus>> {
@@ -201,7 +194,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         &self,
         state: &watch::Sender<Subscription>,
         last: Option<(Arc<JobStatus>, bool)>,
-    ) -> Result<Option<(Arc<JobStatus>, Arc<App>, Lease<E>)>> {
+    ) -> Result<Option<(Arc<JobStatus>, Arc<App>, Lease)>> {
         if !self.mirror.is_current() {
             return Ok(None);
         }
@@ -349,7 +342,9 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             batch: batch.batch,
             attempt: batch.attempt,
         };
-        self.publish(&result).await
+        let (payload, id) = (Bytes::from(serde_json::to_vec(&result)?), result.id());
+        let send = || worker.engine.send_result(self.id, &id, payload.clone());
+        Ok(worker.mirror.repeat(self.id, send).await)
     }
 
     /// Ends when no request of the job may be sent.
@@ -371,22 +366,6 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             tracing::warn!(job = self.id, reason, "job suspended");
         }
         Ok(())
-    }
-
-    /// Publishes a result; retries until it is accepted. False if the job has ended.
-    async fn publish(&self, result: &JobResult) -> Result<bool> {
-        let payload = Bytes::from(serde_json::to_vec(result).unwrap_or_default());
-        let (worker, id) = (self.worker, result.id());
-        let engine = &worker.engine;
-        while let Err(error) = engine.send_result(self.id, &id, payload.clone()).await {
-            let error = format!("{error:#}");
-            tracing::debug!(id, error, "failed to publish a result, retrying");
-            sleep(RETRY_PAUSE).await;
-            if !worker.is_open(self.id) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }
 

@@ -6,10 +6,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use url::Url;
 
-use super::values::duration;
 use crate::{
-    outcome::NullMeans,
     servers::{Servers, token},
+    values::duration,
 };
 
 /// The part of the URL template that is replaced by the user id.
@@ -28,19 +27,32 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 /// Maximum bytes of a body.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 
+/// What a response without a uid means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NullMeans {
+    /// Nothing: the match is kept.
+    #[default]
+    Keep,
+    /// That the match is gone.
+    Gone,
+}
+
 /// Settings of this kind only.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cookies {
     /// The DSP.
+    #[serde(default)]
     pub dsp: u32,
     /// Age at which a match is checked.
-    #[serde(deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "duration")]
     pub after: Duration,
-    /// Nodes that have the matches.
-    pub nodes: Servers,
-    /// Producers that publish changes.
-    pub producers: Servers,
+    /// Nodes that have the matches; `None` only together with an error.
+    pub nodes: Option<Servers>,
+    /// Producers that publish changes; `None` only together with an error.
+    pub producers: Option<Servers>,
+    #[serde(default)]
     url: String,
     token_file: Option<PathBuf>,
     /// What a response without a uid means.
@@ -61,11 +73,14 @@ impl Cookies {
         let urls = ["a", "b"].map(|user| allowed(&self.url(user)));
         let is_template = matches!(&urls, [Some(a), Some(b)] if a.origin() == b.origin() && a != b);
         let token = self.token_file.as_deref().map(token);
-        let token = token.and_then(Result::err);
+        let missing = |name: &str| Some(format!("{name}: missing"));
         let errors = [
-            (!proto::ids::is_dsp_id(self.dsp)).then(|| "dsp: use 1 or more".to_owned()),
+            missing("dsp").filter(|_| !proto::ids::is_dsp_id(self.dsp)),
+            missing("after").filter(|_| self.after.is_zero()),
+            missing("nodes").filter(|_| self.nodes.is_none()),
+            missing("producers").filter(|_| self.producers.is_none()),
             (!is_template).then(|| TEMPLATE_ERROR.to_owned()),
-            token.map(|error| format!("token_file: {error}")),
+            token.and_then(|it| Some(format!("token_file: {}", it.err()?))),
         ];
         let errors = errors.into_iter().flatten();
         errors.map(|error| format!("cookies.{error}")).collect()

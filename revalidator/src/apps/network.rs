@@ -5,17 +5,18 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, LazyLock},
 };
 
+use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::net::lookup_host;
 use url::{Host, Url};
 
 use super::settings::AppSettings;
 use crate::{
-    client::{builder, is_http, trust},
+    client::{builder, http_url, trust},
     messages::URL_BYTES_MAX,
 };
 
@@ -36,8 +37,7 @@ impl AppSettings {
     /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
     #[must_use]
     pub fn allowed(&self, text: &str) -> Option<Url> {
-        let url = Url::parse(text).ok().filter(is_http);
-        let url = url.filter(|_| text.len() <= URL_BYTES_MAX)?;
+        let url = http_url(text).filter(|_| text.len() <= URL_BYTES_MAX)?;
         let host = url.host()?.to_owned();
         let is_allowed_address = match host {
             Host::Domain(_) => true,
@@ -69,43 +69,32 @@ impl Resolve for Resolver {
     }
 }
 
-/// Whether an address is on the public internet. Addresses that contain an IPv4 address are public only if that one is.
+/// Networks with a special purpose, of IANA's registries.
+const SPECIAL: &str = "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 \
+                       192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 \
+                       224.0.0.0/3 2001::/23 2001:db8::/32 2002::/16 3fff::/20";
+
+static SPECIAL_NETWORKS: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
+    let networks = SPECIAL.split_ascii_whitespace().map(str::parse);
+    networks.map(|it| it.expect("a valid network")).collect()
+});
+
+/// Whether an address is on the public internet. One that contains an IPv4 address is public only if that one is.
 fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
-    }
-}
-
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    let is_shared = a == 100 && (64..128).contains(&b);
-    let is_benchmark = a == 198 && (18..20).contains(&b);
-    let is_protocol = [a, b, c] == [192, 0, 0] || [a, b, c] == [192, 88, 99];
-    !(a == 0
-        || a >= 224
-        || is_shared
-        || is_benchmark
-        || is_protocol
-        || address.is_private()
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_documentation())
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let [a, b, c, d, e, f, g, h] = address.segments();
-    let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
-    match [a, b, c, d, e, f] {
-        // Mapped, and NAT64 with the well-known prefix.
-        [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => is_public_v4(v4(g, h)),
-        // 6to4.
-        [0x2002, high, low, ..] => is_public_v4(v4(high, low)),
-        // Documentation, Teredo and other special purposes.
-        [0x2001, 0xdb8, ..] | [0x2001, ..0x200, ..] | [0x3fff, ..0x1000, ..] => false,
-        // Only 2000::/3 is assigned to global unicast.
-        _ => (0x2000..0x4000).contains(&a),
-    }
+    let address = match address.to_canonical() {
+        // NAT64 with the well-known prefix.
+        IpAddr::V6(it) if it.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {
+            let [.., a, b, c, d] = it.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        other => other,
+    };
+    let is_unicast = match address {
+        IpAddr::V4(_) => true,
+        // Only 2000::/3 is assigned.
+        IpAddr::V6(it) => it.segments()[0] >> 13 == 1,
+    };
+    is_unicast && !SPECIAL_NETWORKS.iter().any(|it| it.contains(&address))
 }
 
 #[cfg(test)]
@@ -159,6 +148,7 @@ mod tests {
                 "2001:db8::1",
                 "2002:7f00:1::",
                 "2002:a00:1::",
+                "2002:101:101::",
                 "3fff::1",
                 "fc00::1",
                 "fd12::1",
@@ -189,7 +179,6 @@ mod tests {
                 "2a00:1450::1",
                 "::ffff:1.1.1.1",
                 "64:ff9b::1.1.1.1",
-                "2002:101:101::",
             ],
             true,
         );

@@ -3,14 +3,28 @@
 use std::{path::PathBuf, time::Duration};
 
 use ipnet::IpNet;
+use regex::bytes::Regex;
 use serde::Deserialize;
 use url::Host;
 
-use super::{
-    cookies::Cookies,
-    values::{hosts, optional_duration, size},
+use super::cookies::Cookies;
+use crate::{
+    concurrency,
+    contents::Contents,
+    messages::{AllowDelete, BATCH_ASSETS_MAX, WORKERS_NEEDED_MAX},
+    schedule::Schedule,
+    values::{hosts, optional_duration, patterns, size},
 };
-use crate::{concurrency, messages::AllowDelete, outcome::Reading};
+
+/// Maximum bytes of the name of an application, which is part of keys and subjects.
+const NAME_BYTES_MAX: usize = 32;
+
+const KIND_ERROR: &str = "kind: `cookies` requires the table `cookies`; `list` does not permit it";
+const LIST_ERROR: &str =
+    "assets, contents, normalize, prune_after and on_failure are only for kind list";
+const DELETE_ERROR: &str = "allow_delete: with kind cookies, use none or partial";
+const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
+const GONE_ERROR: &str = "gone_on: use statuses from 400 to 499, except 401, 403, 407, 408 and 429";
 
 /// What happens to an object whose requests failed twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -39,14 +53,16 @@ pub enum Overlap {
 #[serde(deny_unknown_fields)]
 pub struct AppSettings {
     /// `list`, for files or metadata of objects that are stored elsewhere, or `cookies`, for matches of a DSP.
+    #[serde(default)]
     pub(super) kind: String,
     /// Settings of matches.
     pub cookies: Option<Cookies>,
     /// File of its assets, one JSON object per line; without it, each job provides its assets.
     pub assets: Option<PathBuf>,
-    pub(super) contents: Option<String>,
+    /// Where its objects are stored; without it, only their metadata are.
+    pub contents: Option<Contents>,
     /// Allowed hosts.
-    #[serde(deserialize_with = "hosts")]
+    #[serde(default, deserialize_with = "hosts")]
     pub hosts: Vec<Host>,
     /// Hosts that are allowed without TLS.
     #[serde(default, deserialize_with = "hosts")]
@@ -65,10 +81,12 @@ pub struct AppSettings {
     /// What happens to an object whose requests failed twice.
     #[serde(default)]
     pub on_failure: OnFailure,
+    /// Statuses that mean that an object is gone.
     #[serde(default = "default_gone_on")]
-    pub(super) gone_on: Vec<u16>,
-    #[serde(default)]
-    pub(super) normalize: Vec<String>,
+    pub gone_on: Vec<u16>,
+    /// Parts of bodies that are removed before the digest.
+    #[serde(default, deserialize_with = "patterns")]
+    pub normalize: Vec<Regex>,
     /// Maximum bytes of a body.
     #[serde(default = "default_max_body", deserialize_with = "size")]
     pub max_body: usize,
@@ -77,7 +95,8 @@ pub struct AppSettings {
     pub workers: u32,
     /// Limit and counter that restrict the requests, with a slash between.
     pub limit: Option<String>,
-    pub(super) schedule: Option<String>,
+    /// When jobs are created.
+    pub schedule: Option<Schedule>,
     /// What the schedule does while an earlier job is open.
     #[serde(default)]
     pub overlap: Overlap,
@@ -94,7 +113,7 @@ fn default_brake() -> f64 {
 }
 
 fn default_gone_on() -> Vec<u16> {
-    Reading::default().gone_on
+    vec![404, 410]
 }
 
 fn default_max_body() -> usize {
@@ -106,12 +125,57 @@ fn default_workers() -> u32 {
 }
 
 impl AppSettings {
-    /// Whether a setting is there that matches do not have.
-    pub(super) fn is_of_list(&self) -> bool {
-        self.assets.is_some()
+    /// Errors of an application with this name, each with the name of its setting.
+    pub(super) fn errors(&self, name: &str) -> Vec<String> {
+        let (has_matches, parallel) = (self.cookies.is_some(), &self.concurrency);
+        let mut errors = Vec::new();
+        let mut check = |is_valid: bool, error: &str| {
+            errors.extend((!is_valid).then(|| error.to_owned()));
+        };
+        let kind = if has_matches { "cookies" } else { "list" };
+        let is_of_list = self.assets.is_some()
             || self.contents.is_some()
             || !self.normalize.is_empty()
             || self.prune_after.is_some()
-            || self.on_failure == OnFailure::Drop
+            || self.on_failure == OnFailure::Drop;
+        let can_delete = !has_matches || self.allow_delete < AllowDelete::All;
+        let has_bounds = (1..=parallel.max).contains(&parallel.min)
+            && parallel.max <= BATCH_ASSETS_MAX
+            && parallel.step > 0;
+        let is_listed = |host: &Host| self.hosts.is_empty() || self.hosts.contains(host);
+        let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
+        let has_assets = self.assets.is_some() || has_matches;
+        check(is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -");
+        check(self.kind == kind, KIND_ERROR);
+        check(!has_matches || !is_of_list, LIST_ERROR);
+        check(can_delete, DELETE_ERROR);
+        check(has_bounds, CONCURRENCY_ERROR);
+        check((0.0..=1.0).contains(&self.brake), "brake: use 0 to 1");
+        let needed = 1..=WORKERS_NEEDED_MAX;
+        check(needed.contains(&self.workers), "workers: use 1 to 64");
+        check(!self.hosts.is_empty(), "hosts: list at least one host");
+        let are_listed = self.http_hosts.iter().all(is_listed);
+        check(are_listed, "http_hosts: also list each host in hosts");
+        check(self.gone_on.iter().all(is_gone_status), GONE_ERROR);
+        let can_fire = self.schedule.is_none() || has_assets;
+        check(can_fire, "schedule: requires assets");
+        let is_limit = self.limit.as_deref().is_none_or(is_counter);
+        check(is_limit, "limit: use LIMIT/COUNTER");
+        let found = self.cookies.as_ref();
+        let found = found.map(|it| it.errors(|url| self.allowed(url)));
+        // Without hosts, no URL is allowed.
+        let is_cause = |it: &String| !self.hosts.is_empty() || !it.starts_with("cookies.url");
+        errors.extend(found.into_iter().flatten().filter(is_cause));
+        errors
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_valid)
+}
+
+/// Whether a status can mean that an object is gone: others refuse or throttle requests.
+fn is_gone_status(status: &u16) -> bool {
+    (400..500).contains(status) && ![401, 403, 407, 408, 429].contains(status)
 }

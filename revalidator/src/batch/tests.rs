@@ -57,6 +57,8 @@ struct Setup {
     app: Arc<App>,
     checker: Checker<TestOrigin>,
     progress: Progress,
+    /// Whether the job replaces all objects.
+    force_update: bool,
     /// Assets below this number are unused.
     unused: u64,
     /// Matches below this number were missing a day ago.
@@ -95,6 +97,7 @@ impl Setup {
             },
             dir,
             progress: Progress::default(),
+            force_update: false,
             unused: 0,
             gone_before: 0,
         }
@@ -102,7 +105,7 @@ impl Setup {
 
     async fn store_all(&self) {
         for number in 0..100_u64 {
-            let contents = self.app.contents.as_ref().unwrap();
+            let contents = self.app.settings.contents.as_ref().unwrap();
             contents
                 .write(&number.to_string(), "old".into())
                 .await
@@ -115,6 +118,7 @@ impl Setup {
             allow_delete,
             app_name: "a".to_owned(),
             confirm: Some("a".to_owned()),
+            force_update: self.force_update,
             ..JobStatus::default()
         };
         let asset = |number: u64| Asset {
@@ -142,7 +146,7 @@ impl Setup {
 
     /// Numbers of the objects that are stored.
     fn stored(&self) -> Vec<u64> {
-        let contents = self.app.contents.as_ref().unwrap();
+        let contents = self.app.settings.contents.as_ref().unwrap();
         (0..100)
             .filter(|it| contents.path(&it.to_string()).exists())
             .collect()
@@ -184,7 +188,7 @@ async fn changed_objects_are_stored_and_reported_with_their_digest() {
     let mut setup = Setup::new(|number| (if number < 40 { 200 } else { 304 }, "new", 10));
     setup.store_all().await;
     let results = setup.check(AllowDelete::None).await.unwrap();
-    let contents = setup.app.contents.clone().unwrap();
+    let contents = setup.app.settings.contents.clone().unwrap();
     for (number, result) in results.iter().enumerate() {
         let expected = if number < 40 { "new" } else { "old" };
         let stored = fs::read_to_string(contents.path(&result.asset.key)).unwrap();
@@ -237,7 +241,7 @@ async fn object_that_cannot_be_stored_or_removed_suspends_the_job() {
             _ => (200, "old", 10),
         });
         // A file is in the place of the directory, or a directory in the place of a file.
-        let path = setup.app.contents.as_ref().unwrap().path("3");
+        let path = setup.app.settings.contents.as_ref().unwrap().path("3");
         if gone(3) {
             fs::create_dir_all(path.join("x")).unwrap();
         } else {
@@ -302,11 +306,22 @@ async fn asset_that_is_always_throttled_fails_after_four_requests() {
 async fn missing_object_is_requested_without_conditions() {
     let mut setup = Setup::new(|_| (200, "old", 10));
     setup.store_all().await;
-    let contents = setup.app.contents.clone().unwrap();
+    let contents = setup.app.settings.contents.clone().unwrap();
     contents.remove("7").await.unwrap();
     setup.check(AllowDelete::None).await.unwrap();
     let unconditional = setup.checker.origin.unconditional.lock().unwrap();
     assert_eq!(*unconditional, [7]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn forced_requests_have_no_conditions_and_replace_equal_objects() {
+    let mut setup = Setup::new(|_| (200, "old", 10));
+    setup.force_update = true;
+    setup.store_all().await;
+    let results = setup.check(AllowDelete::None).await.unwrap();
+    assert!(results.iter().all(|it| it.outcome == Outcome::Changed));
+    let unconditional = setup.checker.origin.unconditional.lock().unwrap();
+    assert_eq!(unconditional.len(), 100);
 }
 
 /// Results of matches that the partner does not have below these numbers; some were missing before. The last response arrives `late`.

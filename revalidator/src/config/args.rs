@@ -7,7 +7,7 @@ use runtime::settings::{
     BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, size, time,
 };
 
-use crate::apps::values::BODY_BYTES_MAX;
+use crate::values::BODY_BYTES_MAX;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -5,7 +5,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::{ACK_WAIT, Bucket, Engine, Entry, MESSAGE_BYTES_MAX, Results, Settlement, Watch};
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use async_nats::{
     ConnectOptions,
     jetstream::{
@@ -19,11 +19,13 @@ use async_nats::{
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
-/// Stream of batches; its subjects are `revalidator.work.<job>`.
-pub const WORK_STREAM: &str = "REVALIDATOR_WORK";
+/// Stream of batches, and its subjects without the job.
+const WORK_STREAM: &str = "REVALIDATOR_WORK";
+const WORK: &str = "revalidator.work.";
 
-/// Stream of results; its subjects are `revalidator.results.<job>`.
-pub const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
+/// Stream of results, and its subjects without the job.
+const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
+const RESULTS: &str = "revalidator.results.";
 
 const MESSAGE_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const STREAM_BYTES_MAX: i64 = 1 << 30;
@@ -69,13 +71,21 @@ impl Nats {
         );
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
-        let (buckets, work, results) = open_all(&context).await?;
+        let store = async |name| open_bucket(&context, name).await;
+        let mut work = config(WORK_STREAM, format!("{WORK}*"));
+        work.retention = RetentionPolicy::WorkQueue;
+        let mut results = config(RESULTS_STREAM, format!("{RESULTS}*"));
+        results.max_bytes = super::RESULT_BYTES_MAX.cast_signed();
         Ok(Self {
+            buckets: [
+                store("revalidator_jobs").await?,
+                store("revalidator_subscriptions").await?,
+                store("revalidator_matches").await?,
+            ],
+            work: open(&context, work).await?,
+            results: open(&context, results).await?,
             client,
             context,
-            buckets,
-            work,
-            results,
         })
     }
 
@@ -97,52 +107,44 @@ impl Nats {
     }
 }
 
-/// Opens the buckets and the two streams, and creates those that are missing.
-async fn open_all(
-    context: &jetstream::Context,
-) -> Result<([kv::Store; 3], stream::Stream, stream::Stream)> {
-    let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
-        let mut config = stream::Config {
-            name: name.to_owned(),
-            subjects: vec![subjects.to_owned()],
-            discard: DiscardPolicy::New,
-            max_messages: -1,
-            max_messages_per_subject: -1,
-            max_message_size: -1,
-            max_bytes: STREAM_BYTES_MAX,
-            max_age: MESSAGE_AGE_MAX,
-            storage: StorageType::File,
-            ..stream::Config::default()
-        };
-        change(&mut config);
-        let stream = context.get_or_create_stream(config.clone()).await;
-        let stream = stream.with_context(|| format!("cannot open stream {name}"))?;
-        check(&config, &stream.cached_info().config)?;
-        anyhow::Ok(stream)
+/// Settings of a stream.
+fn config(name: &str, subjects: String) -> stream::Config {
+    stream::Config {
+        name: name.to_owned(),
+        subjects: vec![subjects],
+        discard: DiscardPolicy::New,
+        max_messages: -1,
+        max_messages_per_subject: -1,
+        max_message_size: -1,
+        max_bytes: STREAM_BYTES_MAX,
+        max_age: MESSAGE_AGE_MAX,
+        storage: StorageType::File,
+        ..stream::Config::default()
+    }
+}
+
+/// Opens a stream, or creates it if it is missing.
+async fn open(context: &jetstream::Context, config: stream::Config) -> Result<stream::Stream> {
+    let stream = context.get_or_create_stream(config.clone()).await;
+    let stream = stream.with_context(|| format!("cannot open stream {}", config.name))?;
+    check(&config, &stream.cached_info().config)?;
+    Ok(stream)
+}
+
+/// Opens a bucket; if it is missing, creates its stream as the client would.
+async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Store> {
+    let stream = stream::Config {
+        max_messages_per_subject: 1,
+        max_age: KEY_AGE_MAX,
+        max_bytes: BUCKET_BYTES_MAX,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        ..config(&format!("KV_{name}"), format!("$KV.{name}.>"))
     };
-    // As the client would create them.
-    let bucket = |config: &mut stream::Config| {
-        config.max_messages_per_subject = 1;
-        config.max_age = KEY_AGE_MAX;
-        config.max_bytes = BUCKET_BYTES_MAX;
-        (config.allow_rollup, config.deny_delete, config.allow_direct) = (true, true, true);
-    };
-    let store = async |name: &str| {
-        stream(&format!("KV_{name}"), &format!("$KV.{name}.>"), bucket).await?;
-        let store = context.get_key_value(name).await;
-        store.with_context(|| format!("cannot open bucket {name}"))
-    };
-    let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
-    let sized = |it: &mut stream::Config| it.max_bytes = super::RESULT_BYTES_MAX.cast_signed();
-    Ok((
-        [
-            store("revalidator_jobs").await?,
-            store("revalidator_subscriptions").await?,
-            store("revalidator_matches").await?,
-        ],
-        stream(WORK_STREAM, "revalidator.work.*", queue).await?,
-        stream(RESULTS_STREAM, "revalidator.results.*", sized).await?,
-    ))
+    open(context, stream).await?;
+    let store = context.get_key_value(name).await;
+    store.with_context(|| format!("cannot open bucket {name}"))
 }
 
 /// Compares the settings of a stream that this program relies on. The number of replicas is the operator's.
@@ -230,13 +232,13 @@ impl Engine for Nats {
     }
 
     async fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
-        self.publish(work_subject(job), id, payload).await
+        self.publish([WORK, job].concat(), id, payload).await
     }
 
     async fn batches(&self, job: &str, workers: u32) -> Result<PullConsumer> {
         let config = pull::Config {
             durable_name: Some(job.to_owned()),
-            filter_subject: work_subject(job),
+            filter_subject: [WORK, job].concat(),
             ack_policy: AckPolicy::Explicit,
             ack_wait: ACK_WAIT,
             max_ack_pending: workers.into(),
@@ -253,11 +255,9 @@ impl Engine for Nats {
     ) -> Result<Option<(Bytes, jetstream::Message)>> {
         let batch = batches.batch().max_messages(1).expires(wait);
         let mut messages = batch.messages().await.context("cannot receive a batch")?;
-        match messages.next().await {
-            None => Ok(None),
-            Some(Ok(message)) => Ok(Some((message.payload.clone(), message))),
-            Some(Err(error)) => bail!("cannot receive a batch: {error}"),
-        }
+        let message = messages.next().await.transpose();
+        let message = message.map_err(|error| anyhow!("cannot receive a batch: {error}"))?;
+        Ok(message.map(|it| (it.payload.clone(), it)))
     }
 
     async fn settle(&self, delivery: &jetstream::Message, settlement: Settlement) -> Result<()> {
@@ -271,13 +271,13 @@ impl Engine for Nats {
     }
 
     async fn send_result(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
-        self.publish(result_subject(job), id, payload).await
+        self.publish([RESULTS, job].concat(), id, payload).await
     }
 
     async fn results(&self, job: &str, from: u64) -> Result<Results> {
         let config = push::OrderedConfig {
             deliver_subject: self.client.new_inbox(),
-            filter_subject: result_subject(job),
+            filter_subject: [RESULTS, job].concat(),
             deliver_policy: DeliverPolicy::ByStartSequence {
                 start_sequence: from.max(1),
             },
@@ -301,15 +301,15 @@ impl Engine for Nats {
     }
 
     async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {
-        let jobs = async |stream: &stream::Stream, subject: String| {
+        let jobs = async |stream: &stream::Stream, subject: &str| {
             let subjects = stream.info_with_subjects(format!("{subject}*")).await;
             let subjects = subjects.context("subjects")?.map_err(anyhow::Error::from);
-            let job = |found: (String, usize)| found.0.replace(&subject, "");
+            let job = |found: (String, usize)| found.0.replace(subject, "");
             subjects.map_ok(job).try_collect().await
         };
         Ok([
-            jobs(&self.work, work_subject("")).await?,
-            jobs(&self.results, result_subject("")).await?,
+            jobs(&self.work, WORK).await?,
+            jobs(&self.results, RESULTS).await?,
         ])
     }
 
@@ -317,22 +317,14 @@ impl Engine for Nats {
         if let Err(error) = self.work.delete_consumer(job).await {
             tracing::debug!(%error, "failed to delete the consumer of a job");
         }
-        let purge = self.work.purge().filter(work_subject(job));
+        let purge = self.work.purge().filter([WORK, job].concat());
         purge.await.context("cannot remove messages")?;
         if results {
-            let purge = self.results.purge().filter(result_subject(job));
+            let purge = self.results.purge().filter([RESULTS, job].concat());
             purge.await.context("cannot remove messages")?;
         }
         Ok(())
     }
-}
-
-fn work_subject(job: &str) -> String {
-    format!("revalidator.work.{job}")
-}
-
-fn result_subject(job: &str) -> String {
-    format!("revalidator.results.{job}")
 }
 
 #[cfg(test)]
@@ -362,7 +354,8 @@ mod tests {
                 }
             }
         });
-        let error = Nats::connect(&format!("nats://{address}")).await;
+        let url = format!("nats://{address}");
+        let error = Box::pin(Nats::connect(&url)).await;
         let error = error.unwrap_err();
         let text = error.to_string();
         assert!(error.is::<OtherSettings>(), "{error:#}");

@@ -16,7 +16,7 @@ use tokio::{task::spawn_blocking, time::Instant};
 use super::{Api, LARGE_REQUESTS, body, parse, permit};
 use crate::{
     apps::App,
-    engine::{Engine, OPEN_RESULT_BYTES_MAX},
+    engine::Engine,
     jobs::OPEN_JOBS_MAX,
     lease::Lease,
     maker::bodies::{self, Body, LARGE_BODIES},
@@ -137,8 +137,6 @@ impl<E: Engine> Api<E> {
             app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
         let mut job = request.job(&app)?;
         let has_matches = app.settings.cookies.is_some();
-        let list = received.as_ref().map(|body| &*body.file);
-        let list = list.or(app.settings.assets.as_deref());
         let mut checked = Vec::new();
         if has_matches && (is_check || received.is_some()) {
             return Err(invalid(
@@ -148,9 +146,11 @@ impl<E: Engine> Api<E> {
             checked = self.check_assets(&request)?;
         } else if !request.assets.is_empty() {
             return Err(invalid("assets: only for POST /v1/revalidate"));
-        } else if list.is_none() && !has_matches {
+        } else if received.is_none() && !has_matches {
+            let list = app.settings.assets.as_deref();
             let none = "app: it has no assets file; use application/x-ndjson";
-            return Err(invalid(none));
+            let size = source::check_size(list.ok_or_else(|| invalid(none))?);
+            size.map_err(|error| invalid(format!("app: {error}")))?;
         }
         let has_keys = received.as_ref().is_some_and(|body| body.has_keys);
         let has_keys = has_keys || checked.iter().any(Asset::has_key);
@@ -159,15 +159,11 @@ impl<E: Engine> Api<E> {
             return Err(invalid(keys));
         }
         let engine = self.engine()?;
-        let mut results = 0;
-        if !is_check {
-            let size = list.map_or(Ok(0), source::size);
-            results = size.map_err(|error| invalid(format!("app: {error}")))?;
-            results += engine.result_bytes().await.map_err(broker)?;
-        }
         let jobs = self.mirror.jobs();
         let open = jobs.iter().filter(|it| it.is_open() && it.push == is_check);
-        admit(open.count(), results)?;
+        if open.count() >= OPEN_JOBS_MAX {
+            return Err(Problem::new(problem::TOO_MANY, "open jobs").retry_after(60));
+        }
         if received.is_some() && self.bodies.is_none() {
             return Err(invalid("this process has no maker: send assets to another"));
         }
@@ -205,7 +201,7 @@ impl<E: Engine> Api<E> {
         let parse = |(index, asset): (usize, &Value)| {
             let line = source::parse(asset.to_string().as_bytes());
             let line = line.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?;
-            Ok(line.into_asset())
+            Ok(line.asset)
         };
         request.assets.iter().enumerate().map(parse).collect()
     }
@@ -227,18 +223,8 @@ async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asse
         .await
 }
 
-/// Checks the number of open jobs, and the bytes of all results with those that a new job has at least.
-fn admit(open: usize, results: u64) -> Result<(), Problem> {
-    let exceeded = match (open, results) {
-        (OPEN_JOBS_MAX.., _) => "open jobs",
-        (_, ..=OPEN_RESULT_BYTES_MAX) => return Ok(()),
-        _ => "results of open jobs",
-    };
-    Err(Problem::new(problem::TOO_MANY, exceeded).retry_after(60))
-}
-
 /// Receives and checks the assets of a body; returns also the description before them.
-async fn receive<E>(body: &mut Incoming) -> Result<(Vec<u8>, Body<E>), Problem> {
+async fn receive(body: &mut Incoming) -> Result<(Vec<u8>, Body), Problem> {
     let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
     let permit = LARGE_BODIES.try_acquire().map_err(many)?;
     let file = body::file(body).await?;
@@ -276,15 +262,6 @@ mod tests {
         assert!(budget.take(25) && !budget.take(1));
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(budget.take(100) && !budget.take(1));
-    }
-
-    #[test]
-    fn job_is_admitted_if_there_is_room_for_it_and_its_results() {
-        assert!(admit(999, 3 << 30).is_ok());
-        for (open, results, what) in [(1000, 0, "open jobs"), (0, (3 << 30) + 1, "results")] {
-            let problem = admit(open, results).unwrap_err();
-            assert!(problem.detail.contains(what), "{}", problem.detail);
-        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::lease::Lease;
 pub static LARGE_BODIES: Semaphore = Semaphore::const_new(4);
 
 /// The assets of a job.
-pub struct Body<E> {
+pub struct Body {
     /// The file.
     pub file: TempPath,
     /// Position of the first asset.
@@ -28,7 +28,7 @@ pub struct Body<E> {
     /// Whether an asset has a key other than its URL.
     pub has_keys: bool,
     /// The lease, until the maker takes it.
-    pub lease: Option<Lease<E>>,
+    pub lease: Option<Lease>,
     /// When the assets were received.
     pub at: Instant,
     /// One of [`LARGE_BODIES`].
@@ -36,9 +36,9 @@ pub struct Body<E> {
 }
 
 /// The assets by job.
-pub type Bodies<E> = Arc<Mutex<HashMap<String, Body<E>>>>;
+pub type Bodies = Arc<Mutex<HashMap<String, Body>>>;
 
 /// Locks the assets.
-pub fn lock<E>(bodies: &Bodies<E>) -> MutexGuard<'_, HashMap<String, Body<E>>> {
+pub fn lock(bodies: &Bodies) -> MutexGuard<'_, HashMap<String, Body>> {
     bodies.lock().unwrap_or_else(PoisonError::into_inner)
 }

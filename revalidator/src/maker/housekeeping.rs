@@ -138,7 +138,7 @@ impl<E: Engine> Maker<E> {
     /// Creates the jobs of schedules: one per firing, with any number of makers.
     async fn fire(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
         for app in (self.apps)().iter() {
-            let Some(schedule) = &app.schedule else {
+            let Some(schedule) = &app.settings.schedule else {
                 continue;
             };
             let key = format!("{SCHEDULE}{}", app.name);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use super::{Maker, RETRY_PAUSE, bodies::lock, selection};
+use super::{Maker, bodies::lock, selection};
 use crate::{
     apps::App,
-    engine::{Engine, OPEN_RESULT_BYTES_MAX},
+    engine::{Engine, OPEN_RESULT_BYTES_MAX, RETRY_PAUSE},
     jobs::{WINDOW, candidates},
     messages::{BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
@@ -66,7 +66,7 @@ impl<E: Engine> Maker<E> {
                 None if job.has_body => bail!("the process that received the assets has ended"),
                 None => app.settings.assets.clone().context("no assets file")?,
             };
-            source::size(&path)?;
+            source::check_size(&path)?;
             Source::File(Lines::open(&path, job.cursor.parse().unwrap_or(0))?)
         };
         let mut sent = job.clone();
@@ -110,16 +110,13 @@ impl<E: Engine> Maker<E> {
     /// Whether a job waits because the results of open jobs need the rest of their stream. The oldest one does not wait, so that it
     /// ends, and its results can be removed.
     async fn must_wait(&self, id: &str) -> bool {
-        let jobs = candidates(self.mirror.jobs(), (self.clock)());
-        let is_transmitted =
-            |it: &JobStatus| it.server_state == ServerState::Transmitting && !it.foreign;
-        let oldest = jobs.iter().find(|it| is_transmitted(it));
-        oldest.is_none_or(|it| it.job_id != id)
-            && self
-                .engine
-                .result_bytes()
-                .await
-                .is_ok_and(|bytes| bytes > OPEN_RESULT_BYTES_MAX)
+        let mut jobs = candidates(self.mirror.jobs(), (self.clock)());
+        jobs.retain(|it| it.server_state == ServerState::Transmitting && !it.foreign);
+        if jobs.first().is_some_and(|it| it.job_id == id) {
+            return false;
+        }
+        let bytes = self.engine.result_bytes().await;
+        bytes.is_ok_and(|bytes| bytes > OPEN_RESULT_BYTES_MAX)
     }
 
     /// Writes the cursor while the job is open. Otherwise it waits, also for the broker; the caller ends the job.

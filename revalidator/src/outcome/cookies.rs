@@ -1,40 +1,17 @@
 //! Outcome of a match, from a 200 (`{"uid": "…"}`) or 204 of the partner.
 
-use std::sync::LazyLock;
-
-use percent_encoding::percent_decode_str;
-use proto::{ids::check_buyer_uid, limits::BUYER_UID_BYTES_MAX};
-use regex::Regex;
-use serde::Deserialize;
+use proto::{
+    ids::{check_buyer_uid, hygiene},
+    limits::BUYER_UID_BYTES_MAX,
+};
 use serde_json::Value;
 
 use super::{Body, Response};
 use crate::{
+    apps::NullMeans,
     digest,
     messages::{Asset, Outcome},
 };
-
-/// What a response without a uid means.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NullMeans {
-    /// Nothing: the match is kept.
-    #[default]
-    Keep,
-    /// That the match is gone.
-    Gone,
-}
-
-/// A placeholder that the partner has not replaced: the whole uid, or a part that no uid contains.
-static MACRO: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    let name = "[A-Za-z_][A-Za-z0-9_.: -]*";
-    let pattern = r"^(\[N\]|#?\{N\}|<N>|\$+N\$*|%s)$|\$\{N\}|\{\{N\}\}|%%N%%".replace('N', name);
-    Regex::new(&pattern).ok()
-});
-
-static GUID: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"^\{?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\}?$").ok()
-});
 
 /// The outcome, and the match with its new uid. With `force`, each uid counts as changed.
 pub(super) fn uid(
@@ -55,47 +32,37 @@ pub(super) fn uid(
         Body::Complete(body) => body,
     };
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
-    match value.get("uid") {
-        Some(Value::Null) => keep(null),
-        Some(Value::String(uid)) if is_uid(uid) => {
-            let is_fresh = !force && digest::is_equal(&asset.hash, uid.as_bytes());
-            let found = Asset {
-                hash: digest::digest(uid.as_bytes()),
-                uid: uid.clone(),
-                ..asset.clone()
-            };
-            match is_fresh {
-                true => keep(Outcome::Fresh),
-                false => (Outcome::Changed, found),
-            }
-        }
-        _ => keep(Outcome::Malformed),
+    let uid = match value.get("uid") {
+        Some(Value::Null) => return keep(null),
+        Some(Value::String(uid)) if is_uid(uid) => uid,
+        _ => return keep(Outcome::Malformed),
+    };
+    if !force && digest::is_equal(&asset.hash, uid.as_bytes()) {
+        return keep(Outcome::Fresh);
     }
+    let changed = Asset {
+        hash: digest::digest(uid.as_bytes()),
+        uid: uid.clone(),
+        ..asset.clone()
+    };
+    (Outcome::Changed, changed)
 }
 
 /// Whether a text can be a buyer uid: a legal one that is not a placeholder.
 fn is_uid(uid: &str) -> bool {
-    let matches = |regex: &LazyLock<Option<Regex>>, text: &str| {
-        regex.as_ref().is_some_and(|it| it.is_match(text))
-    };
-    let decoded = percent_decode_str(uid).decode_utf8_lossy();
-    let is_macro = matches(&MACRO, uid) || matches(&MACRO, &decoded);
-    check_buyer_uid(uid, BUYER_UID_BYTES_MAX).is_ok() && (!is_macro || matches(&GUID, &decoded))
+    check_buyer_uid(uid, BUYER_UID_BYTES_MAX).is_ok() && hygiene::flaw(uid, &[]).is_none()
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
 
-    use super::{super::*, NullMeans};
+    use super::super::{tests::settings, *};
 
     const KEPT: &[Outcome] = &[Outcome::Unexpected, Outcome::Malformed];
 
-    fn outcome_of(null_means: NullMeans, status: u16, body: &str, force: bool) -> (Outcome, Asset) {
-        let reading = Reading {
-            null_means: Some(null_means),
-            ..Reading::default()
-        };
+    fn outcome_of(null_means: &str, status: u16, body: &str, force: bool) -> (Outcome, Asset) {
+        let settings = settings(&format!("cookies.null_means = {null_means:?}"));
         let asset = Asset {
             key: "u".to_owned(),
             hash: digest::digest(b"old"),
@@ -106,22 +73,22 @@ mod tests {
             body: Body::Complete(Bytes::copy_from_slice(body.as_bytes())),
             ..Response::default()
         });
-        outcome(&reading, &asset, &answer, false, force)
+        outcome(&settings, &asset, &answer, false, force)
     }
 
     #[track_caller]
     fn check(body: &str, expected: Outcome) {
-        let (outcome, _) = outcome_of(NullMeans::Keep, 200, body, false);
+        let (outcome, _) = outcome_of("keep", 200, body, false);
         assert_eq!(outcome, expected, "{body}");
     }
 
     #[test]
     fn uid_is_compared_with_the_stored_one() {
         check(r#"{"uid":"old"}"#, Outcome::Fresh);
-        let (outcome, asset) = outcome_of(NullMeans::Keep, 200, r#"{"uid":"new","x":1}"#, false);
+        let (outcome, asset) = outcome_of("keep", 200, r#"{"uid":"new","x":1}"#, false);
         assert_eq!((outcome, &*asset.uid), (Outcome::Changed, "new"));
         assert_eq!(asset.hash, digest::digest(b"new"));
-        let forced = outcome_of(NullMeans::Keep, 200, r#"{"uid":"old"}"#, true);
+        let forced = outcome_of("keep", 200, r#"{"uid":"old"}"#, true);
         assert_eq!(forced.0, Outcome::Changed);
     }
 
@@ -129,16 +96,16 @@ mod tests {
     fn response_without_a_uid_keeps_the_match_unless_it_means_gone() {
         for (status, body) in [(200, r#"{"uid":null}"#), (204, "")] {
             let of = |null_means| outcome_of(null_means, status, body, false).0;
-            assert!(KEPT.contains(&of(NullMeans::Keep)), "{status}");
-            assert_eq!(of(NullMeans::Gone), Outcome::Gone, "{status}");
+            assert!(KEPT.contains(&of("keep")), "{status}");
+            assert_eq!(of("gone"), Outcome::Gone, "{status}");
         }
-        assert_eq!(outcome_of(NullMeans::Keep, 404, "", false).0, Outcome::Gone);
+        assert_eq!(outcome_of("keep", 404, "", false).0, Outcome::Gone);
     }
 
     #[test]
     fn only_a_200_has_a_uid() {
         for status in [201, 202, 203, 205, 206, 207, 226, 299, 301] {
-            let (outcome, asset) = outcome_of(NullMeans::Gone, status, r#"{"uid":"new"}"#, true);
+            let (outcome, asset) = outcome_of("gone", status, r#"{"uid":"new"}"#, true);
             assert_eq!(
                 (outcome, &*asset.uid),
                 (Outcome::Unexpected, ""),
@@ -172,6 +139,8 @@ mod tests {
             r#"{"uid":"%7BUID%7D"}"#,
             r#"{"uid":"a${UID}b"}"#,
             r#"{"uid":"%s"}"#,
+            r#"{"uid":"null"}"#,
+            r#"{"uid":"__UID__"}"#,
         ] {
             check(body, Outcome::Malformed);
         }
@@ -188,17 +157,14 @@ mod tests {
 
     #[test]
     fn incomplete_bodies_are_retried_and_large_ones_kept() {
-        let reading = Reading {
-            null_means: Some(NullMeans::Gone),
-            ..Reading::default()
-        };
+        let settings = settings("cookies.null_means = \"gone\"");
         let of = |body| {
             let answer = Answer::Response(Response {
                 status: 200,
                 body,
                 ..Response::default()
             });
-            outcome(&reading, &Asset::default(), &answer, false, false).0
+            outcome(&settings, &Asset::default(), &answer, false, false).0
         };
         assert_eq!(of(Body::Cut), Outcome::Failed);
         assert_eq!(of(Body::Unusable), Outcome::Unexpected);

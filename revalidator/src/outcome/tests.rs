@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// Settings of an application.
+pub(super) fn settings(text: &str) -> AppSettings {
+    toml::from_str(text).unwrap()
+}
+
 fn stored() -> Asset {
     Asset {
         url: "https://shop.example/a".to_owned(),
@@ -25,7 +30,7 @@ fn complete(text: &'static str) -> Body {
 }
 
 fn outcome_of(answer: &Answer) -> Outcome {
-    outcome(&Reading::default(), &stored(), answer, true, false).0
+    outcome(&settings(""), &stored(), answer, true, false).0
 }
 
 #[track_caller]
@@ -45,7 +50,7 @@ fn not_modified_is_fresh_and_reports_new_validators() {
         e_tag: "\"2\"".to_owned(),
         ..Response::default()
     });
-    let (found, asset) = outcome(&Reading::default(), &stored(), &answer, true, false);
+    let (found, asset) = outcome(&settings(""), &stored(), &answer, true, false);
     assert_eq!(found, Outcome::Fresh);
     let expected = Asset {
         e_tag: "\"2\"".to_owned(),
@@ -57,7 +62,7 @@ fn not_modified_is_fresh_and_reports_new_validators() {
 #[test]
 fn not_modified_without_validators_has_failed() {
     let answer = response(304, Body::Unread);
-    let (found, asset) = outcome(&Reading::default(), &stored(), &answer, false, false);
+    let (found, asset) = outcome(&settings(""), &stored(), &answer, false, false);
     assert_eq!((found, asset), (Outcome::Failed, stored()));
 }
 
@@ -70,7 +75,7 @@ fn equal_body_is_fresh_and_reports_new_validators() {
         body: complete("old"),
         ..Response::default()
     });
-    let (found, asset) = outcome(&Reading::default(), &stored(), &answer, true, false);
+    let (found, asset) = outcome(&settings(""), &stored(), &answer, true, false);
     assert_eq!(found, Outcome::Fresh);
     assert_eq!((&*asset.e_tag, &*asset.last_modified), ("\"2\"", "Tue"));
     assert_eq!(asset.hash, stored().hash);
@@ -83,14 +88,14 @@ fn crc32_of_an_equal_body_is_replaced_by_the_new_digest() {
         ..stored()
     };
     let answer = response(200, complete("old"));
-    let (found, asset) = outcome(&Reading::default(), &asset, &answer, true, false);
+    let (found, asset) = outcome(&settings(""), &asset, &answer, true, false);
     assert_eq!((found, asset.hash), (Outcome::Fresh, stored().hash));
 }
 
 #[test]
 fn other_body_is_changed_and_reports_its_digest() {
     let answer = response(200, complete("new"));
-    let (found, asset) = outcome(&Reading::default(), &stored(), &answer, true, false);
+    let (found, asset) = outcome(&settings(""), &stored(), &answer, true, false);
     assert_eq!(found, Outcome::Changed);
     assert_eq!(asset.hash, digest::digest(b"new"));
     assert_eq!((&*asset.e_tag, &*asset.last_modified), ("", ""));
@@ -99,7 +104,7 @@ fn other_body_is_changed_and_reports_its_digest() {
 #[test]
 fn forced_equal_body_is_changed() {
     let answer = response(200, complete("old"));
-    let found = outcome(&Reading::default(), &stored(), &answer, false, true).0;
+    let found = outcome(&settings(""), &stored(), &answer, false, true).0;
     assert_eq!(found, Outcome::Changed);
 }
 
@@ -112,7 +117,7 @@ fn long_validators_are_not_stored() {
         body: complete("new"),
         ..Response::default()
     });
-    let asset = outcome(&Reading::default(), &stored(), &answer, true, false).1;
+    let asset = outcome(&settings(""), &stored(), &answer, true, false).1;
     assert_eq!((asset.e_tag.len(), asset.last_modified.len()), (0, 512));
 }
 
@@ -129,7 +134,7 @@ fn empty_body_is_content_only_if_the_stored_one_is_empty() {
         hash: digest::digest(b""),
         ..stored()
     };
-    let found = outcome(&Reading::default(), &asset, &empty, true, false).0;
+    let found = outcome(&settings(""), &asset, &empty, true, false).0;
     assert_eq!(found, Outcome::Fresh);
 }
 
@@ -140,13 +145,10 @@ fn not_found_and_gone_are_gone() {
 
 #[test]
 fn configured_statuses_are_gone() {
-    let reading = Reading {
-        gone_on: vec![410],
-        ..Reading::default()
-    };
+    let settings = settings("gone_on = [410]");
     let of = |status| {
         outcome(
-            &reading,
+            &settings,
             &stored(),
             &response(status, Body::Unread),
             true,
@@ -223,7 +225,7 @@ fn only_a_complete_success_changes_the_asset() {
             body: complete("error page"),
             ..Response::default()
         });
-        let asset = outcome(&Reading::default(), &stored(), &answer, true, false).1;
+        let asset = outcome(&settings(""), &stored(), &answer, true, false).1;
         assert_eq!(asset, stored(), "{status}");
     }
 }

@@ -143,7 +143,8 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     if !next.is_empty() {
         path += &format!("&next={}", utf8_percent_encode(next, NON_ALPHANUMERIC));
     }
-    let body = cookies.nodes.call(&path, None).await?;
+    let nodes = cookies.nodes.as_ref().context("no nodes")?;
+    let body = nodes.call(&path, None).await?;
     let mut lines: Vec<&[u8]> = body.trim_ascii_end().split(|byte| *byte == b'\n').collect();
     let end = lines.pop().unwrap_or_default();
     let end: Option<End> = serde_json::from_slice(end).ok();

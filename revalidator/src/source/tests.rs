@@ -243,3 +243,17 @@ fn file_of_a_request_is_checked_after_its_first_line() {
         assert_eq!(is_large, (!is_valid).then_some(true), "{length}");
     }
 }
+
+#[test]
+fn file_has_a_maximum_number_of_lines() {
+    let file = file();
+    let mut lines = Lines::open(file.path(), 0).unwrap();
+    // As if almost all lines were read; empty ones count, too.
+    lines.number = ASSETS_MAX - 3;
+    for key in ["https://x.example/1", "two"] {
+        assert_eq!(lines.asset().unwrap().unwrap().asset.name(), key);
+    }
+    let error = lines.asset().unwrap_err();
+    assert!(error.is::<TooLarge>(), "{error:#}");
+    assert!(error.to_string().contains("10000001"), "{error:#}");
+}

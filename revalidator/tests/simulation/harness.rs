@@ -307,7 +307,7 @@ impl Simulation {
     }
 
     /// Starts a maker whose process has received assets.
-    pub(crate) fn maker_with(&mut self, bodies: Bodies<Model>) -> AbortHandle {
+    pub(crate) fn maker_with(&mut self, bodies: Bodies) -> AbortHandle {
         let id = self.id("maker");
         let (mirror, clock) = self.participant();
         let maker = Maker {

@@ -250,7 +250,7 @@ async fn maker_without_the_file_leaves_the_job_to_another() {
 }
 
 /// A job whose assets were received by the process with these bodies.
-async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies<crate::model::Model>) {
+async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies) {
     let file = NamedTempFile::new().unwrap().into_temp_path();
     let line = |number| format!("{{\"url\":\"https://origin.example/{number}\",\"eTag\":\"1\"}}\n");
     let text: String = (0..250).map(line).collect();

@@ -1,0 +1,183 @@
+//! Tests of the applications file.
+
+use std::time::Duration;
+
+use runtime::reload::Reloader;
+
+use super::*;
+use crate::messages::AllowDelete;
+
+#[test]
+fn minimal_application_has_the_documented_defaults() {
+    let apps = Apps::parse("[apps.shop]\nkind = \"list\"\nhosts = [\"shop.example\"]\n").unwrap();
+    let app = apps.get("shop").unwrap();
+    let it = &app.settings;
+    assert_eq!(
+        (it.allow_delete, it.workers, it.on_failure),
+        (AllowDelete::None, 1, OnFailure::Keep)
+    );
+    assert_eq!(
+        (it.concurrency.min, it.concurrency.max, it.concurrency.step),
+        (6, 20, 2)
+    );
+    assert_eq!(it.concurrency.first, Duration::from_millis(350));
+    assert_eq!(it.concurrency.worse_by, Duration::from_millis(100));
+    assert!((it.brake - 0.2).abs() < 1e-9 && it.gone_on == [404, 410]);
+}
+
+/// Checks the errors of a file: their settings, in any order.
+#[track_caller]
+fn check_errors(text: &str, expected: &[&str]) {
+    let errors = Apps::parse(text).unwrap_err();
+    let setting = |error: &String| error.split(": ").take(2).collect::<Vec<_>>().join(" ");
+    let mut found: Vec<_> = errors.iter().map(setting).collect();
+    let mut expected = expected.to_vec();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected, "{errors:#?}");
+}
+
+#[test]
+fn errors_of_all_applications_are_reported_together() {
+    let text = r#"
+        colour = "red"
+        [apps.Shop]
+        kind = "list"
+        hosts = ["a.example"]
+        http_hosts = ["x"]
+        brake = 2.0
+        workers = 65
+        gone_on = [500]
+        normalize = ["("]
+        contents = "ftp://x"
+        limit = "/x"
+        schedule = "daily"
+        concurrency = { min = 9, max = 8 }
+        ca_file = "/none"
+        [apps.two]
+        kind = "list"
+        hosts = []
+    "#;
+    let settings = "name http_hosts brake workers gone_on normalize contents limit schedule concurrency ca_file";
+    let settings = settings.split(' ').map(|it| format!("apps.Shop {it}"));
+    let all: Vec<_> = settings.chain(["apps.two hosts".to_owned()]).collect();
+    let mut all: Vec<_> = all.iter().map(String::as_str).collect();
+    all.push("colour unknown setting");
+    check_errors(text, &all);
+}
+
+#[test]
+fn error_of_a_type_hides_no_other_error() {
+    let text = r#"
+        [apps.a]
+        kind = 1
+        hosts = ["a.example"]
+        colour = "red"
+        max_body = "1TB"
+        workers = "two"
+        brake = 2.0
+        schedule = "daily"
+        concurrency = { min = "one", step = -1 }
+        [apps.b]
+        kind = "cookies"
+        hosts = "b.example"
+        allow_delete = "all"
+        cookies = { dsp = "x", after = "soon", url = "https://b.example/{user}", null_means = "gone", nodes = { urls = [] }, colour = 1 }
+        [apps]
+        c = 1
+    "#;
+    check_errors(
+        text,
+        &[
+            "apps.a kind",
+            "apps.a colour",
+            "apps.a max_body",
+            "apps.a workers",
+            "apps.a brake",
+            "apps.a schedule",
+            "apps.a concurrency.min",
+            "apps.a concurrency.step",
+            "apps.b hosts",
+            "apps.b allow_delete",
+            "apps.b cookies.dsp",
+            "apps.b cookies.after",
+            "apps.b cookies.nodes",
+            "apps.b cookies.producers",
+            "apps.b cookies.colour",
+            "apps.c use a table",
+        ],
+    );
+    let errors = Apps::parse("apps = [\n").unwrap_err();
+    assert!(
+        errors.len() == 1 && errors[0].starts_with("line "),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn invalid_version_of_the_file_is_rejected_completely() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+    let one = "[apps.one]\nkind = \"list\"\nhosts = [\"a.example\"]\n";
+    write(one);
+    let flag = NamedFile::from_flag("--apps", &file.path().display().to_string());
+    let reloader = Reloader::load(File(flag.unwrap())).unwrap();
+    let first = reloader.current();
+    // The first application is another one, and valid.
+    let invalid = one.replace("one", "two") + "[apps.three]\nkind = \"list\"\nworkers = \"x\"\n";
+    write(&invalid);
+    // A file that is being written may be incomplete, so the second look decides.
+    for _ in 0..2 {
+        reloader.reload_once();
+        assert!(Arc::ptr_eq(&first, &reloader.current()));
+    }
+    let error = reloader.error().unwrap();
+    for part in ["--apps", "apps.three: hosts", "apps.three: workers"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    write(&one.replace("one", "two"));
+    reloader.reload_once();
+    let names: Vec<_> = reloader
+        .current()
+        .iter()
+        .map(|it| it.name.clone())
+        .collect();
+    assert_eq!((names, reloader.error()), (vec!["two".to_owned()], None));
+}
+
+#[test]
+fn refused_and_throttled_requests_are_not_gone() {
+    for (status, is_valid) in [
+        (400, true),
+        (404, true),
+        (451, true),
+        (499, true),
+        (200, false),
+        (301, false),
+        (401, false),
+        (403, false),
+        (407, false),
+        (408, false),
+        (429, false),
+        (500, false),
+    ] {
+        let text = "[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n";
+        let parsed = Apps::parse(&format!("{text}gone_on = [404, {status}]\n"));
+        assert_eq!(parsed.is_ok(), is_valid, "{status}");
+    }
+}
+
+#[test]
+fn hosts_have_no_port_scheme_or_wildcard() {
+    for host in [
+        "a.example:8443",
+        "https://a.example",
+        "*.a.example",
+        "",
+        "a b",
+    ] {
+        let text = format!("[apps.a]\nkind = \"list\"\nhosts = [{host:?}]\n");
+        let errors = Apps::parse(&text).unwrap_err().join("\n");
+        assert!(errors.contains("not a host"), "{host}: {errors}");
+    }
+}
