@@ -2,12 +2,15 @@
 """Creates a job for revalidators through NATS. It needs only Python 3; other languages can do the same.
 
     maker.py 127.0.0.1:4222 APP < assets.ndjson
+    maker.py 127.0.0.1:4222 --cancel JOB
 
-Each line is an asset: {"url": "https://…"}, optionally with key, eTag, hash and lastModified. Prints each result as a line of JSON.
+Each line is an asset: {"url": "https://…"}, optionally with key, eTag, hash and lastModified. Prints the id of the job to stderr, and
+each result as a line of JSON. It ends when the job ends, also if an operator or a revalidator cancels the job.
 """
 
 import base64
 import json
+import secrets
 import socket
 import sys
 import time
@@ -24,7 +27,9 @@ class Nats:
         self.file = socket.create_connection((host, int(port)), timeout=30).makefile("rwb")
         self.file.readline()  # INFO
         options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
-        self.write(f"CONNECT {json.dumps(options)}\r\nSUB _INBOX.maker 1\r\n".encode())
+        # Of this process only: each subscriber of a subject receives its messages.
+        self.inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self.write(f"CONNECT {json.dumps(options)}\r\nSUB {self.inbox} 1\r\n".encode())
 
     def write(self, data):
         self.file.write(data)
@@ -34,7 +39,7 @@ class Nats:
         fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         head = f"NATS/1.0\r\n{fields}\r\n".encode()
         sizes = f"{len(head)} {len(head) + len(payload)}"
-        self.write(f"HPUB {subject} _INBOX.maker {sizes}\r\n".encode() + head + payload + b"\r\n")
+        self.write(f"HPUB {subject} {self.inbox} {sizes}\r\n".encode() + head + payload + b"\r\n")
         while True:
             words = self.file.readline().decode().split()
             if words[0] == "PING":
@@ -66,12 +71,15 @@ class Nats:
 
 
 def change(nats, job, **fields):
-    """Changes a job by compare-and-set, and returns its new status."""
+    """Changes an open job by compare-and-set. Without fields, only checks that it is open."""
     while True:
-        revision, status = nats.message("KV_revalidator_jobs", last_by_subj=JOBS + job)
+        revision, status = nats.message("KV_revalidator_jobs", last_by_subj=JOBS + job) or sys.exit(f"unknown job {job}")
+        state = status["serverState"], status["revalidatorState"]
+        if "Cancelled" in state or "Finished" in state:
+            sys.exit(f"job ended: {status.get('reason')}")
         status.update(fields)
-        if nats.publish(JOBS + job, status, Nats_Expected_Last_Subject_Sequence=revision):
-            return status
+        if not fields or nats.publish(JOBS + job, status, Nats_Expected_Last_Subject_Sequence=revision):
+            return
 
 
 def send(nats, job, batch, attempt, assets):
@@ -79,14 +87,20 @@ def send(nats, job, batch, attempt, assets):
     nats.publish(WORK + job, message, Nats_Msg_Id=f"{job}/{batch}{'r' if attempt > 1 else ''}")
 
 
-def main():
-    nats, app, now = Nats(sys.argv[1]), sys.argv[2], int(time.time() * 1000)
+def cancel(nats, job):
+    ended = int(time.time() * 1000)
+    change(nats, job, serverState="Cancelled", revalidatorState="Cancelled", reason="cancelled by its maker", endedAt=ended)
+
+
+def make(nats, app):
+    now = int(time.time() * 1000)
     job = f"{app}-{now}-python"
     status = {
         "allowDelete": "none", "appName": app, "assetCount": 0, "batchCount": 0, "forceUpdate": False, "jobId": job,
         "revalidatorsNeeded": 1, "revalidatorState": "Waiting", "serverState": "Transmitting", "createdAt": now, "foreign": True,
     }
     nats.publish(JOBS + job, status, Nats_Expected_Last_Subject_Sequence=0)
+    print(job, file=sys.stderr, flush=True)
     assets = [json.loads(line) for line in sys.stdin if line.strip()]
     batches = [assets[start : start + BATCH] for start in range(0, len(assets), BATCH)]
     for number, batch in enumerate(batches):
@@ -96,6 +110,7 @@ def main():
     while len(seen) < expected:
         found = nats.message("REVALIDATOR_RESULTS", seq=position, next_by_subj=RESULTS + job)
         if not found:
+            change(nats, job)
             time.sleep(0.1)
             continue
         position, result = found[0] + 1, found[1]
@@ -117,4 +132,7 @@ def main():
     change(nats, job, serverState="Finished", revalidatorState="Finished", endedAt=ended)
 
 
-main()
+if sys.argv[2] == "--cancel":
+    cancel(Nats(sys.argv[1]), sys.argv[3])
+else:
+    make(Nats(sys.argv[1]), sys.argv[2])

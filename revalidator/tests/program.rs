@@ -25,7 +25,7 @@ use http::{HeaderMap, HeaderValue, header};
 use revalidator::{contents::Contents, digest::digest};
 use serde_json::Value;
 
-use harness::{Cluster, Origin, answer};
+use harness::{Cluster, Origin, Revalidator, answer};
 
 /// Number of a path.
 pub(crate) fn number(path: &str) -> usize {
@@ -38,6 +38,24 @@ fn lines(cluster: &Cluster) -> Vec<Value> {
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// Batch numbers of all results of a job, on each page.
+async fn batches_by_page(one: &Revalidator, id: &str) -> Result<Vec<Vec<u64>>> {
+    let (mut pages, mut next) = (Vec::new(), 0);
+    loop {
+        let (_, page) = one
+            .get(&format!("/v1/jobs/{id}/results?from={next}"))
+            .await?;
+        let lines = page.lines().map(serde_json::from_str);
+        let mut lines: Vec<Value> = lines.collect::<Result<_, _>>()?;
+        next = lines.pop().unwrap()["next"].as_u64().unwrap();
+        if lines.is_empty() {
+            return Ok(pages);
+        }
+        let batches = lines.iter().map(|it| it["batch"].as_u64().unwrap());
+        pages.push(batches.collect());
+    }
 }
 
 #[tokio::test]
@@ -61,11 +79,11 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     let place = format!("file:{}", cluster.path("contents").display());
     let more = format!("allow_delete = \"partial\"\nworkers = 2\ncontents = \"{place}\"");
     cluster.write_apps(&origin, &more)?;
-    cluster.write_assets(&origin, 450, |number| {
+    cluster.write_assets(&origin, 1150, |number| {
         digest(format!("old {number}").as_bytes())
     })?;
     let contents = Contents::parse(&place).unwrap();
-    for number in 0..450 {
+    for number in 0..1150 {
         let path = contents.path(&format!("key-{number}"));
         fs::create_dir_all(path.parent().unwrap())?;
         fs::write(path, format!("old {number}"))?;
@@ -79,14 +97,14 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     let counts = &job["counts"];
     assert_eq!(
         (&job["assetCount"], &job["batchCount"]),
-        (&450.into(), &5.into())
+        (&1150.into(), &12.into())
     );
     for (outcome, count) in [
-        ("checked", 450),
-        ("fresh", 360),
-        ("changed", 45),
-        ("gone", 45),
-        ("deleted", 45),
+        ("checked", 1150),
+        ("fresh", 920),
+        ("changed", 115),
+        ("gone", 115),
+        ("deleted", 115),
         ("failed", 0),
     ] {
         assert_eq!(counts[outcome], count, "{outcome}: {job}");
@@ -99,7 +117,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
         3
     );
     let lines = lines(&cluster);
-    assert_eq!(lines.len(), 405);
+    assert_eq!(lines.len(), 1035);
     for line in &lines {
         let number: usize = line["key"].as_str().unwrap()[4..].parse().unwrap();
         let expected = if number.is_multiple_of(10) {
@@ -115,11 +133,14 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
         let e_tag = if number % 10 > 2 { "\"again\"" } else { "" };
         assert_eq!(line["eTag"], e_tag, "{line}");
     }
-    for number in (1..450).step_by(10) {
+    for number in (1..1150).step_by(10) {
         assert!(!contents.path(&format!("key-{number}")).exists());
     }
-    let (_, results) = one.get(&format!("/v1/jobs/{id}/results")).await?;
-    assert_eq!(results.lines().count(), 6);
+    let batches = batches_by_page(&one, &id).await?;
+    assert!(batches.len() > 1 && batches.iter().all(|it| it.len() <= 10));
+    let mut batches = batches.concat();
+    batches.sort_unstable();
+    assert_eq!(batches, (0..12).collect::<Vec<_>>());
     assert_eq!(
         one.metric("revalidator_jobs", &[("state", "finished")])
             .await?,
@@ -130,7 +151,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     let job = one.wait_finished(&id).await?;
     assert_eq!(
         (&job["counts"]["checked"], &job["counts"]["fresh"]),
-        (&405.into(), &405.into()),
+        (&1035.into(), &1035.into()),
         "{job}"
     );
     Ok(())

@@ -2,13 +2,16 @@
 
 use std::{
     fs,
-    process::{Command, Stdio},
+    io::{BufRead as _, BufReader, Read as _},
+    process::{Command, ExitStatus, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use launcher::tools::installed_or_skip;
 use serde_json::Value;
+use tokio::task::spawn_blocking;
 
 use super::{
     harness::{Cluster, Origin, answer},
@@ -32,18 +35,20 @@ async fn a13_maker_in_python_transmits_assets_and_reads_results() -> Result<()> 
     cluster.write_apps(&origin, "")?;
     cluster.write_assets(&origin, 250, |_| String::new())?;
     let one = cluster.revalidator(&[]).await?;
-    let assets = fs::File::open(cluster.path("assets.ndjson"))?;
-    let address = cluster.nats.url();
+    let (assets, address) = (cluster.path("assets.ndjson"), cluster.nats.url());
     let address = address.strip_prefix("nats://").context("a URL")?.to_owned();
-    let output = tokio::task::spawn_blocking(move || {
-        let maker = concat!(
+    let maker = Arc::new(move |args: &[&str]| {
+        let program = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../examples/revalidator/maker.py"
         );
-        let mut command = Command::new(python);
-        command.args([maker, &address, "shop"]).stdin(assets);
-        command.stderr(Stdio::inherit()).output()
+        let mut command = Command::new(&python);
+        command.args([program, &address]).args(args);
+        command.stdin(fs::File::open(&assets).unwrap());
+        command
     });
+    let first = Arc::clone(&maker);
+    let output = spawn_blocking(move || first(&["shop"]).stderr(Stdio::inherit()).output());
     let output = output.await??;
     ensure!(output.status.success(), "{}", output.status);
     let text = String::from_utf8(output.stdout)?;
@@ -71,5 +76,31 @@ async fn a13_maker_in_python_transmits_assets_and_reads_results() -> Result<()> 
         (&"Finished".into(), &"Finished".into()),
         "{job}"
     );
+    // The job is suspended, so its maker waits until another process cancels it.
+    origin.set(|_, _| answer(401, ""));
+    let (id, ended, text) = spawn_blocking(move || cancelled(&*maker)).await??;
+    assert!(
+        !ended.success() && text.contains("cancelled by its maker"),
+        "{text}"
+    );
+    let job = one.job(&id).await?;
+    assert_eq!(
+        (&job["serverState"], &job["revalidatorState"]),
+        (&"Cancelled".into(), &"Cancelled".into()),
+        "{job}"
+    );
     Ok(())
+}
+
+/// Starts a maker, and cancels its job by another process. Returns the job, and how the maker ended.
+fn cancelled(maker: &dyn Fn(&[&str]) -> Command) -> Result<(String, ExitStatus, String)> {
+    let mut waiting = maker(&["shop"]).stderr(Stdio::piped()).spawn()?;
+    let mut errors = BufReader::new(waiting.stderr.take().context("it is piped")?);
+    let (mut id, mut text) = (String::new(), String::new());
+    errors.read_line(&mut id)?;
+    let id = id.trim().to_owned();
+    let status = maker(&["--cancel", &id]).status()?;
+    ensure!(status.success(), "{status}");
+    errors.read_to_string(&mut text)?;
+    Ok((id, waiting.wait()?, text))
 }

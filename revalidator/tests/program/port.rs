@@ -1,11 +1,13 @@
 //! Invalid requests, and requests of untrusted clients.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use rustix::process::Signal;
+use serde_json::Value;
+use tokio::task::spawn_blocking;
 
-use super::harness::{Cluster, Origin, TIMEOUT, answer};
+use super::harness::{Cluster, Origin, Revalidator, TIMEOUT, answer};
 
 #[tokio::test]
 async fn invalid_requests_are_rejected_and_create_nothing() -> Result<()> {
@@ -121,45 +123,90 @@ async fn tokens_are_required_if_there_is_a_token_file() -> Result<()> {
         )
         .await?;
     assert_eq!(authorized.status, 200);
+    let with_token = ["list", "--token-file", &file.display().to_string()];
+    assert_eq!(jobs(&one, &with_token).await.unwrap(), "");
+    assert!(jobs(&one, &["list"]).await.unwrap_err().contains("token"));
     Ok(())
 }
 
+/// Runs `revalidator jobs` with a proxy in the environment, which must not be used. Returns the output, or the error.
+async fn jobs(one: &Revalidator, args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_revalidator"));
+    command
+        .arg("jobs")
+        .arg(format!("--url=http://{}", one.address));
+    for variable in ["http_proxy", "HTTP_PROXY", "all_proxy"] {
+        command.env(variable, "http://127.0.0.1:1");
+    }
+    command.args(args);
+    let output = spawn_blocking(move || command.output()).await;
+    let output = output.unwrap().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    match output.status.success() {
+        true => Ok(text(output.stdout)),
+        false => Err(text(output.stderr)),
+    }
+}
+
 #[tokio::test]
-async fn operators_pause_resume_cancel_and_acknowledge() -> Result<()> {
+async fn operators_create_pause_resume_cancel_and_acknowledge() -> Result<()> {
     let origin = Origin::start(Duration::from_millis(20), |_, _| answer(304, "")).await?;
     let mut cluster = Cluster::start().await?;
     cluster.write_apps(&origin, "")?;
     cluster.write_assets(&origin, 5_000, |_| String::new())?;
     let mut one = cluster.revalidator(&[]).await?;
-    let id = one.create("{\"app\": \"shop\"}").await?;
+    let unknown = jobs(&one, &["create", "{\"app\": \"other\"}"]).await;
+    assert!(unknown.unwrap_err().contains("unknown application"));
+    let created = jobs(&one, &["create", "{\"app\": \"shop\"}"]).await;
+    let created: Value = serde_json::from_str(&created.unwrap())?;
+    let id = created["jobId"].as_str().context("no id")?.to_owned();
     one.wait_job(&id, |job| job["counts"]["checked"].as_u64() > Some(0))
         .await?;
-    let operate = async |name: &str| one.post(&format!("/v1/jobs/{id}/{name}"), "", "").await;
-    assert_eq!(operate("acknowledge").await?.0, 409);
-    assert_eq!(operate("pause").await?.0, 200);
-    let job = one.job(&id).await?;
+    let operate = async |name: &str| jobs(&one, &[name, &id]).await;
+    assert!(
+        operate("acknowledge")
+            .await
+            .unwrap_err()
+            .contains("not cancelled")
+    );
+    operate("pause").await.unwrap();
+    let job: Value = serde_json::from_str(&operate("show").await.unwrap())?;
     assert_eq!(
         (&job["revalidatorState"], &job["reason"]),
         (&"Suspended".into(), &"paused by an operator".into())
     );
+    let listed = jobs(&one, &["list"]).await.unwrap();
+    assert!(
+        listed.starts_with(&format!("{id}  suspended  ")),
+        "{listed}"
+    );
+    assert!(listed.ends_with("  paused by an operator\n"), "{listed}");
     let of_job = [("job", &*id), ("app", "shop")];
     let checked = one
         .metric("revalidator_job_checked_assets", &of_job)
         .await?;
     assert!(checked > 0);
     assert!(one.metric("revalidator_job_assets", &of_job).await? > 0);
-    assert_eq!(operate("resume").await?.0, 200);
+    operate("resume").await.unwrap();
     let checked = job["counts"]["checked"].as_u64();
     one.wait_job(&id, |job| {
         job["counts"]["checked"].as_u64() > checked.map(|it| it + 200)
     })
     .await?;
-    assert_eq!(operate("cancel").await?.0, 200);
+    operate("cancel").await.unwrap();
     one.wait_job(&id, |job| job["revalidatorState"] == "Cancelled")
         .await?;
     assert_eq!(one.metric("revalidator_job_assets", &of_job).await?, 0);
-    assert_eq!(operate("resume").await?.0, 409);
-    assert_eq!(operate("acknowledge").await?.0, 200);
+    assert!(operate("resume").await.unwrap_err().contains("has ended"));
+    let resume = format!("/v1/jobs/{id}/resume");
+    assert_eq!(one.post(&resume, "", "").await?.0, 409);
+    operate("acknowledge").await.unwrap();
+    assert!(
+        jobs(&one, &["show"])
+            .await
+            .unwrap_err()
+            .contains("missing job id")
+    );
     one.process.signal(Signal::TERM)?;
     assert!(
         one.process.wait(TIMEOUT).await?.success(),
