@@ -19,12 +19,13 @@ use std::{
     hash::{BuildHasher as _, Hasher as _},
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use foldhash::fast::RandomState;
+use parking_lot::Mutex;
 use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
 use tokio::sync::watch;
 
@@ -149,7 +150,7 @@ impl Deletions {
 
     /// Adds a deletion or a floor.
     pub fn add(&self, deletion: &Deletion) {
-        let mut table = self.table();
+        let mut table = self.shared.table.lock();
         let hash = self.hash(&deletion.user_id, deletion.dsp_id);
         let until = if deletion.user_id.is_empty() && deletion.dsp_id == 0 {
             &mut table.floor
@@ -167,7 +168,7 @@ impl Deletions {
     /// Starts the jobs of deletions that have become durable: all earlier cookies are in the store. Must be called
     /// before their durability is reported.
     pub fn begin_jobs<'a>(&self, durable: impl IntoIterator<Item = &'a Deletion>) {
-        let mut table = self.table();
+        let mut table = self.shared.table.lock();
         for deletion in durable.into_iter().filter(|it| it.is_of_dsp()) {
             table.newest += 1;
             let next = (0, table.newest);
@@ -203,7 +204,7 @@ impl Deletions {
         }
         let scopes = [(user_id, dsp_id), (user_id, 0), (b"", dsp_id)];
         let hashes = scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id));
-        let table = self.table();
+        let table = self.shared.table.lock();
         let times = hashes.iter().filter_map(|hash| table.until.get(hash));
         times.copied().fold(removed(&table), u64::max)
     }
@@ -211,32 +212,35 @@ impl Deletions {
     /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`.
     pub fn remove_old(&self, now_unix_micros: u64) {
         let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
-        self.table().remove_until(before);
+        self.shared.table.lock().remove_until(before);
     }
 
     /// The time up to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for
     /// none.
     #[must_use]
     pub fn floor(&self) -> u64 {
-        self.table().floor
+        self.shared.table.lock().floor
     }
 
     /// Number of deletions, and its maximum.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
-        (self.table().until.len(), self.shared.entries_max)
+        (
+            self.shared.table.lock().until.len(),
+            self.shared.entries_max,
+        )
     }
 
     /// Whether the retry queue has cookies of this DSP.
     #[must_use]
     pub fn is_queued(&self, dsp_id: u32) -> bool {
-        self.table().queued.contains_key(&dsp_id)
+        self.shared.table.lock().queued.contains_key(&dsp_id)
     }
 
     /// The jobs that may run now. While a DSP is in the retry queue, a retry may still write one of its cookies.
     #[must_use]
     pub fn due_jobs(&self) -> Vec<Deletion> {
-        let table = self.table();
+        let table = self.shared.table.lock();
         let is_due = |it: &Deletion| !table.queued.contains_key(&it.dsp_id);
         table.jobs().filter(is_due).collect()
     }
@@ -244,12 +248,12 @@ impl Deletions {
     /// The deletions of DSPs that still have to remove cookies.
     #[must_use]
     pub fn jobs(&self) -> Vec<Deletion> {
-        self.table().jobs().collect()
+        self.shared.table.lock().jobs().collect()
     }
 
     /// Ends a job that has removed all of its cookies.
     pub fn finish_job(&self, job: &Deletion) {
-        let mut table = self.table();
+        let mut table = self.shared.table.lock();
         let current = table.jobs.get(&job.dsp_id);
         if current.is_some_and(|(until, _)| *until == job.until_unix_micros) {
             table.jobs.remove(&job.dsp_id);
@@ -261,7 +265,7 @@ impl Deletions {
     /// Sets the DSPs in the retry queue, the number of their oldest entry with deletions, and the highest number of any
     /// entry.
     pub fn set_queued(&self, dsps: BTreeMap<u32, Option<u64>>, newest: u64) {
-        let mut table = self.table();
+        let mut table = self.shared.table.lock();
         table.queued = dsps;
         table.newest = table.newest.max(newest);
         drop(table);
@@ -272,7 +276,7 @@ impl Deletions {
     /// the oldest to the next one. Empty if all have taken effect.
     #[must_use]
     pub fn unapplied(&self) -> Range<u64> {
-        let table = self.table();
+        let table = self.shared.table.lock();
         let next = table.newest + 1;
         let queued = table.queued.values().flatten();
         let numbers = queued.chain(table.jobs.values().map(|(_, oldest)| oldest));
@@ -295,13 +299,6 @@ impl Deletions {
         hasher.write_u32(dsp_id);
         hasher.write(user_id);
         hasher.finish()
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.shared
-            .table
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Health of this process, as reported by `/readyz` and `/healthz`.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
 
 use runtime::ready::Component;
 
@@ -47,12 +46,12 @@ const ADDRESSES_NAMED_MAX: usize = 5;
 impl Health {
     /// Marks the store as up.
     pub fn set_store_up(&self) {
-        *self.store() = None;
+        *self.store_down.lock() = None;
     }
 
     /// Marks the store as down; it may recover.
     pub fn set_store_down(&self, why: String) {
-        *self.store() = Some(StoreFailure {
+        *self.store_down.lock() = Some(StoreFailure {
             why,
             needs_restart: false,
         });
@@ -60,7 +59,7 @@ impl Health {
 
     /// Marks the store as down; only a restart of this process is likely to help.
     pub fn set_store_needs_restart(&self, why: String) {
-        *self.store() = Some(StoreFailure {
+        *self.store_down.lock() = Some(StoreFailure {
             why,
             needs_restart: true,
         });
@@ -69,20 +68,20 @@ impl Health {
     /// Why the store is down, if it is.
     #[must_use]
     pub fn store_down(&self) -> Option<String> {
-        self.store().as_ref().map(|down| down.why.clone())
+        self.store_down.lock().as_ref().map(|down| down.why.clone())
     }
 
     /// Why this process needs a restart, if it does.
     #[must_use]
     pub fn needs_restart(&self) -> Option<String> {
-        let store = self.store();
+        let store = self.store_down.lock();
         let down = store.as_ref().filter(|down| down.needs_restart)?;
         Some(format!("store: {}", down.why))
     }
 
     /// Marks a DSP's slot as failing, and logs it once.
     pub fn set_dsp_failing(&self, dsp_id: u32, why: &str) {
-        let previous = self.dsps().insert(dsp_id, why.to_owned());
+        let previous = self.failing_dsps.lock().insert(dsp_id, why.to_owned());
         if previous.is_none() {
             tracing::warn!(
                 dsp_id,
@@ -94,7 +93,7 @@ impl Health {
 
     /// Marks a DSP's slot as available.
     pub fn set_dsp_available(&self, dsp_id: u32) {
-        if self.dsps().remove(&dsp_id).is_some() {
+        if self.failing_dsps.lock().remove(&dsp_id).is_some() {
             tracing::info!(dsp_id, "store available again for a DSP");
         }
     }
@@ -102,12 +101,12 @@ impl Health {
     /// The DSPs whose slot fails, with the reason.
     #[must_use]
     pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
-        self.dsps().clone()
+        self.failing_dsps.lock().clone()
     }
 
     /// Describes failing DSPs. They do not affect readiness.
     fn describe_dsps(&self) -> String {
-        let failing = self.dsps();
+        let failing = self.failing_dsps.lock();
         if failing.is_empty() {
             return "all available".to_owned();
         }
@@ -135,12 +134,6 @@ impl Health {
                 Some(format!("; {address} of {}{producer}: {why}", it.origin))
             });
         named.collect()
-    }
-
-    fn dsps(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
-        self.failing_dsps
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The table of producers.
@@ -175,12 +168,6 @@ impl Health {
             Component::new("dsps", Ok(self.describe_dsps())),
             Component::new("producers", producers),
         ]
-    }
-
-    fn store(&self) -> MutexGuard<'_, Option<StoreFailure>> {
-        self.store_down
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

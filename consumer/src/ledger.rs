@@ -23,9 +23,10 @@
 //! Every update and every scrape takes one lock, so the equation holds in every scrape. There is one update per chunk and
 //! batch.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use metric_defs::{MetricDef, consumer, equations::LEDGER};
+use parking_lot::Mutex;
 use prometheus::Result;
 use runtime::metrics::{Family, Registry, family};
 
@@ -127,14 +128,14 @@ impl Ledger {
 
     /// Counts received cookies. Must be called before the reader can pop them.
     pub fn received(&self, cookies: u64) {
-        let counts = &mut self.entries().counts;
+        let counts = &mut self.entries.lock().counts;
         counts.received += cookies;
         counts.waiting += cookies;
     }
 
     /// Counts waiting cookies as skipped by the drain.
     pub fn drain_skipped(&self, cookies: u64) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.counts.drain_skipped += cookies;
         entries.remove_waiting(cookies);
     }
@@ -142,7 +143,7 @@ impl Ledger {
     /// Counts the outcomes of a durable batch: those of its collection, and those of the store. Its cookies in the retry queue
     /// were [counted](Self::enqueued) before.
     pub fn settled(&self, batch_counts: &BatchCounts, store_outcomes: &LedgerCounts) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let counts = &mut entries.counts;
         counts.written += store_outcomes.written;
         counts.superseded += batch_counts.superseded;
@@ -159,21 +160,21 @@ impl Ledger {
 
     /// Moves waiting cookies to the retry queue. Must be called before they can be retried.
     pub fn enqueued(&self, cookies: u64) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.counts.in_retry_queue += cookies;
         entries.remove_waiting(cookies);
     }
 
     /// Counts cookies found in the retry queue at startup.
     pub fn recovered(&self, cookies: u64) {
-        let counts = &mut self.entries().counts;
+        let counts = &mut self.entries.lock().counts;
         counts.recovered += cookies;
         counts.in_retry_queue += cookies;
     }
 
     /// Counts the outcomes of cookies that leave the retry queue.
     pub fn retried(&self, outcomes: &LedgerCounts) {
-        let counts = &mut self.entries().counts;
+        let counts = &mut self.entries.lock().counts;
         counts.written += outcomes.written;
         counts.superseded += outcomes.superseded;
         counts.stale += outcomes.stale;
@@ -188,11 +189,7 @@ impl Ledger {
     /// A snapshot.
     #[must_use]
     pub fn counts(&self) -> LedgerCounts {
-        self.entries().counts
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().counts
     }
 }
 

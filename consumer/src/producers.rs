@@ -15,11 +15,9 @@ mod producer;
 mod skew;
 mod table;
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{net::SocketAddr, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use self::table::{AddressKey, Table};
@@ -61,37 +59,37 @@ pub struct StreamGuard {
 impl Producers {
     /// Loads the cursors of the store.
     pub fn load(&self, cursors: Vec<Cursor>) {
-        self.table().load(cursors);
+        self.0.table.lock().load(cursors);
     }
 
     /// Whether the cursors of the store are loaded.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
-        self.table().is_loaded()
+        self.0.table.lock().is_loaded()
     }
 
     /// Received positions of all producers, most recently advanced first, up to the maximum of a request.
     #[must_use]
     pub fn cursors(&self) -> Vec<Cursor> {
-        self.table().cursors()
+        self.0.table.lock().cursors()
     }
 
     /// Received position of a producer.
     #[must_use]
     pub fn cursor(&self, producer: &str) -> Option<Cursor> {
-        self.table().cursor(producer)
+        self.0.table.lock().cursor(producer)
     }
 
     /// Epoch and sequence up to which a producer is durable.
     #[must_use]
     pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
-        self.table().durable(producer)
+        self.0.table.lock().durable(producer)
     }
 
     /// Number of open streams of a producer.
     #[must_use]
     pub fn streams(&self, producer: &str) -> usize {
-        self.table().streams(producer)
+        self.0.table.lock().streams(producer)
     }
 
     /// Waits until no stream of this producer is open.
@@ -104,38 +102,38 @@ impl Producers {
     pub fn register(&self, address: SocketAddr, origin: &str) -> AddressGuard {
         AddressGuard {
             producers: self.clone(),
-            key: self.table().register(address, origin),
+            key: self.0.table.lock().register(address, origin),
         }
     }
 
     /// Number of connected addresses, and of all addresses.
     #[must_use]
     pub fn connected_and_total(&self) -> (usize, usize) {
-        self.table().connected_and_total()
+        self.0.table.lock().connected_and_total()
     }
 
     /// Records the cursors of a commit.
     pub fn record_commit(&self, cursors: &[Cursor]) {
-        self.table().record_commit(cursors);
+        self.0.table.lock().record_commit(cursors);
     }
 
     /// Removes a producer whose cursor the store has deleted; only its durable position while a stream is open. Returns its
     /// received position if it was removed.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
-        self.table().forget(producer)
+        self.0.table.lock().forget(producer)
     }
 
     /// Everything that the producers accepted up to this time is durable here, by their clocks and in microseconds since the Unix
     /// epoch; `None` if that is unknown, because an address has no stream.
     #[must_use]
     pub fn complete_until(&self) -> Option<u64> {
-        self.table().complete_until()
+        self.0.table.lock().complete_until()
     }
 
     /// A snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.table().snapshot(Instant::now())
+        self.0.table.lock().snapshot(Instant::now())
     }
 
     async fn wait_streams(&self, producer: &str, is_reached: fn(usize) -> bool) {
@@ -146,11 +144,6 @@ impl Producers {
             }
             changed.await;
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        let table = self.0.table.lock();
-        table.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,7 +156,7 @@ impl AddressGuard {
 
     /// Records why there is no stream.
     pub fn set_error(&self, error: &str) {
-        self.producers.table().set_error(self.key, error);
+        self.producers.0.table.lock().set_error(self.key, error);
     }
 
     /// Records an opened stream. For a new epoch, also returns what this process observed of the previous one. Only the first
@@ -173,7 +166,7 @@ impl AddressGuard {
         let Cursor {
             producer, epoch, ..
         } = start.at;
-        let observed = self.producers.table().open_stream(self.key, start);
+        let observed = self.producers.0.table.lock().open_stream(self.key, start);
         self.producers.0.streams_changed.notify_waiters();
         let stream = StreamGuard {
             producers: self.producers.clone(),
@@ -188,7 +181,7 @@ impl AddressGuard {
 
 impl Drop for AddressGuard {
     fn drop(&mut self) {
-        self.producers.table().unregister(self.key);
+        self.producers.0.table.lock().unregister(self.key);
     }
 }
 
@@ -198,20 +191,22 @@ impl StreamGuard {
     pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
         let now = Instant::now();
-        let mut table = self.producers.table();
+        let mut table = self.producers.0.table.lock();
         table.advance(cursor, arrival, had_advanced, now)
     }
 
     /// Records that everything that the producer accepted up to `unix_micros` was received.
     pub fn caught_up(&self, unix_micros: u64) {
         self.producers
-            .table()
+            .0
+            .table
+            .lock()
             .caught_up(&self.producer, self.epoch, unix_micros);
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.
     pub fn add_lost(&self, cookies: u64) -> u64 {
-        let mut table = self.producers.table();
+        let mut table = self.producers.0.table.lock();
         table.add_lost(&self.producer, self.epoch, cookies)
     }
 
@@ -227,7 +222,9 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.producers
-            .table()
+            .0
+            .table
+            .lock()
             .close_stream(self.key, &self.producer);
         self.producers.0.streams_changed.notify_waiters();
     }

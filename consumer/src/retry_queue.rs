@@ -15,10 +15,11 @@ mod retry;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use proto::{
     limits::AGE_MICROS_MAX,
     wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, StreamMessage, put_cookie, seal},
@@ -114,7 +115,7 @@ impl RetryQueue {
         has_slot: impl Fn(u32) -> bool,
     ) -> (Arc<[FullRetryEntry]>, Vec<RejectedCookie>) {
         let is_trusted = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
-        let mut index = self.index();
+        let mut index = self.index.lock();
         let untrusted = index
             .dsps
             .iter()
@@ -167,7 +168,7 @@ impl RetryQueue {
     /// The DSPs with entries.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
-        self.index().dsps.keys().copied().collect()
+        self.index.lock().dsps.keys().copied().collect()
     }
 
     /// Waits until entries were added since the last call.
@@ -177,7 +178,7 @@ impl RetryQueue {
 
     /// The oldest entries of a DSP, up to the bytes of one retry.
     fn oldest(&self, dsp_id: u32) -> Vec<RetryEntry> {
-        let index = self.index();
+        let index = self.index.lock();
         let mut bytes = 0;
         let entries = index.dsps.get(&dsp_id).into_iter();
         let entries = entries.flat_map(|dsp_entries| &dsp_entries.entries);
@@ -191,7 +192,7 @@ impl RetryQueue {
 
     /// Removes the oldest entries of a DSP.
     fn remove_oldest(&self, dsp_id: u32, entries: usize) {
-        let mut index = self.index();
+        let mut index = self.index.lock();
         let Some(dsp_entries) = index.dsps.get_mut(&dsp_id) else {
             return;
         };
@@ -206,7 +207,7 @@ impl RetryQueue {
     }
 
     fn add(&self, entries: impl Iterator<Item = RetryEntry>) {
-        let mut index = self.index();
+        let mut index = self.index.lock();
         for entry in entries {
             let dsp_entries = index.dsps.entry(entry.dsp_id).or_default();
             dsp_entries.entries.push_back(entry);
@@ -227,10 +228,6 @@ impl RetryQueue {
         };
         let dsps = index.dsps.iter().map(|(id, it)| (*id, oldest(it)));
         self.deletions.set_queued(dsps.collect(), index.last_number);
-    }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -19,11 +19,11 @@ mod pipeline;
 mod store_caller;
 mod writer;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use crate::{batch::Batch, suppression::Suppression};
+use crate::batch::Batch;
 
 pub use collector::{BatchLimits, Collector};
 pub use pipeline::{Pipeline, StopTokens};
@@ -78,10 +78,6 @@ pub enum Failure {
     /// It was stopped without waiting for the store.
     #[error("stopped while the store was unavailable")]
     Stopped,
-}
-
-fn lock(suppression: &Mutex<Suppression>) -> MutexGuard<'_, Suppression> {
-    suppression.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

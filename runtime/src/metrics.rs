@@ -15,11 +15,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     panic::Location,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, ensure};
 use metric_defs::MetricDef;
+use parking_lot::Mutex;
 use prometheus::{
     IntGaugeVec, Result,
     core::{Collector, Desc},
@@ -123,13 +124,15 @@ impl Registry {
         let file = Location::caller().file();
         self.registry
             .register(Box::new(SharedCollector(Arc::clone(&collector))))?;
-        locked(&self.collectors).push(RegisteredCollector { collector, file });
+        self.collectors
+            .lock()
+            .push(RegisteredCollector { collector, file });
         Ok(())
     }
 
     /// Calls `hook` after each scrape, for metrics about the interval between scrapes.
     pub fn on_scrape(&self, hook: impl Fn() + Send + Sync + 'static) {
-        locked(&self.scrape_hooks).push(Box::new(hook));
+        self.scrape_hooks.lock().push(Box::new(hook));
     }
 
     /// All metrics with a value. Does not call the scrape hooks, so the intervals of peaks continue.
@@ -142,7 +145,7 @@ impl Registry {
     #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
         let families = self.gather();
-        for hook in &*locked(&self.scrape_hooks) {
+        for hook in &*self.scrape_hooks.lock() {
             hook();
         }
         families
@@ -154,7 +157,7 @@ impl Registry {
     /// If a collector violates the contract of [`register`](Self::register).
     pub fn descriptions(&self) -> anyhow::Result<Vec<MetricDescription>> {
         let mut all = Vec::new();
-        for it in &*locked(&self.collectors) {
+        for it in &*self.collectors.lock() {
             it.describe(&mut all)?;
         }
         Ok(all)
@@ -165,10 +168,6 @@ impl fmt::Debug for Registry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.registry.fmt(formatter)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RegisteredCollector {

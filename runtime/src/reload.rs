@@ -14,11 +14,12 @@ use std::{
     io::{self, Read as _},
     mem,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
 use metric_defs::MetricDef;
+use parking_lot::{Mutex, RwLock};
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::{
     task::{JoinError, spawn_blocking},
@@ -202,8 +203,7 @@ impl<S: Source> Reloader<S> {
     /// The value for new connections and calls.
     #[must_use]
     pub fn current(&self) -> Arc<S::Value> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&current)
+        Arc::clone(&self.current.read())
     }
 
     /// The source that was loaded.
@@ -215,7 +215,7 @@ impl<S: Source> Reloader<S> {
     /// Why the current files are rejected and the previous value stays active.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.detector().error.clone()
+        self.detector.lock().error.clone()
     }
 
     /// Keeps the value up to date until `stop`, and calls `apply` with each new one. Does not wait for a blocked file system then.
@@ -262,20 +262,15 @@ impl<S: Source> Reloader<S> {
 
     fn check(&self) -> ReloadEvent<()> {
         let contents = read(&self.source);
-        self.detector().check(&contents, false, || {
+        self.detector.lock().check(&contents, false, || {
             let built = match &contents {
                 Ok(contents) => self.source.build(contents),
                 Err(errors) => Err(errors.clone()),
             };
             let value = built.map_err(|errors| errors.join("; "))?;
-            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-            *current = Arc::new(value);
+            *self.current.write() = Arc::new(value);
             Ok(())
         })
-    }
-
-    fn detector(&self) -> MutexGuard<'_, ChangeDetector> {
-        self.detector.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

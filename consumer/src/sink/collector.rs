@@ -1,11 +1,8 @@
 //! Collects batches from the buffer.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use runtime::unix_micros;
 use tokio::{
     sync::watch,
@@ -13,7 +10,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{BatchSender, Failure, lock};
+use super::{BatchSender, Failure};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
@@ -194,7 +191,7 @@ impl Collector {
                 if header.accepted_unix_micros > latest {
                     self.metrics.clock_clamped.inc_by(header.count.into());
                 }
-                let mut suppression = lock(&self.suppression);
+                let mut suppression = self.suppression.lock();
                 suppression.set_now(now);
                 let mut filter = AdmissionFilter {
                     slots: &mut self.slots,

@@ -1,12 +1,9 @@
 //! Builds a sink from the settings: buffer → collector → writer.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

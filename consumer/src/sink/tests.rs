@@ -8,10 +8,11 @@ mod states;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, atomic::AtomicU32},
+    sync::atomic::AtomicU32,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use runtime::metrics::Registry;
 use runtime::unix_micros;
 use tempfile::TempDir;
@@ -33,6 +34,7 @@ use crate::{
     retry_queue::{Retrier, RetryQueue},
     store::{DeferredCookies, Store},
     subscription::buffer::{self, BufferWriter, Item},
+    suppression::Suppression,
     ttl::Ttls,
 };
 use fake::FakeStore;
@@ -157,14 +159,7 @@ async fn batch_grows_up_to_its_limit_while_the_writer_is_busy() {
     assert!(sink.metrics.subscription.buffer_bytes.get() > 0);
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let sizes: Vec<_> = sink
-        .store
-        .batches
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|b| b.0)
-        .collect();
+    let sizes: Vec<_> = sink.store.batches.lock().iter().map(|b| b.0).collect();
     assert_eq!(sizes, [1, 4, 4, 1]);
 }
 
@@ -184,7 +179,7 @@ async fn fast_drain_stores_its_batches_and_skips_the_buffer() {
     sink.fast_drain.cancel();
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let batches = sink.store.batches.lock().unwrap();
+    let batches = sink.store.batches.lock();
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (4, 5)]);
     assert_eq!(sink.metrics.subscription.buffer_bytes.get(), 0);

@@ -11,13 +11,10 @@
 //! While a batch is committed, one attempt to write the next batch is made. Its result is used only if the commit succeeds:
 //! dead letters and the suppression table are updated when all previous batches are durable.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
+use parking_lot::Mutex;
 use runtime::unix_micros;
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -26,7 +23,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{BatchReceiver, Failure, lock, store_caller::StoreCaller};
+use super::{BatchReceiver, Failure, store_caller::StoreCaller};
 use crate::{
     batch::Batch,
     dead_letters::DeadLetters,
@@ -321,7 +318,7 @@ impl Writer {
         self.divert(&batch, &mut after).await?;
         let not_stored: HashSet<u32> = after.not_stored().collect();
         if !not_stored.is_empty() {
-            lock(&self.suppression).remove(&batch, &not_stored);
+            self.suppression.lock().remove(&batch, &not_stored);
         }
         after.merge(WriteOutcome {
             stale: Vec::new(),
@@ -419,7 +416,7 @@ impl Writer {
         let mut outcomes = suppression::outcomes(batch, written);
         for _ in (0..batch.len()).step_by(RECORD_COOKIES_MAX) {
             let part = outcomes.by_ref().take(RECORD_COOKIES_MAX);
-            lock(&self.suppression).record(batch.id(), part);
+            self.suppression.lock().record(batch.id(), part);
             yield_now().await;
         }
     }

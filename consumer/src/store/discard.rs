@@ -1,8 +1,9 @@
 //! A store that discards all cookies, to measure the pipeline before the store.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 
 use super::{Expiry, ExpiryResult, LookupResult, Store, StoreFuture, StoredState, WriteOutcome};
 use crate::{
@@ -18,7 +19,7 @@ pub struct DiscardStore {
 
 impl Store for DiscardStore {
     fn load(&self) -> StoreFuture<'_, StoredState> {
-        let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        let cursors = self.cursors.lock();
         let loaded = StoredState {
             cursors: cursors.clone(),
             ..StoredState::default()
@@ -27,7 +28,7 @@ impl Store for DiscardStore {
     }
 
     fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        let mut cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursors = self.cursors.lock();
         for cursor in batch.cursors() {
             cursors.retain(|known| known.producer != cursor.producer);
             cursors.push(cursor.clone());

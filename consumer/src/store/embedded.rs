@@ -24,7 +24,7 @@ use std::{
     collections::BTreeSet,
     ops::ControlFlow,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,6 +32,7 @@ use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
 };
+use parking_lot::Mutex;
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::{unfinished_store, unix_micros};
 use tokio::time::sleep;
@@ -305,15 +306,15 @@ impl Inner {
             let (key, value) = pair.into_inner()?;
             loaded.cursors.extend(decode_cursor(&key, &value));
         }
-        loaded.slots.extend(&*self.slots());
+        loaded.slots.extend(&*self.slots.lock());
         Ok(loaded)
     }
 
     fn write(&self, batch: &Batch) -> fjall::Result<WriteOutcome> {
-        let mut recent = self.recent();
+        let mut recent = self.recent.lock();
         let newest = recent.newest();
         let capacity = batch.len() + batch.cursors().len() + 1;
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         let mut writes = self.synced_writes(capacity);
         let mut done = WriteOutcome::default();
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
@@ -380,7 +381,7 @@ impl Inner {
 
     fn delete_cursors_before(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
         // The lock of writers prevents a commit between the read and the removal.
-        let _lock = self.recent();
+        let _lock = self.recent.lock();
         let mut deleted = Vec::new();
         for pair in self.meta.prefix(CURSOR_PREFIX) {
             let (key, value) = pair.into_inner()?;
@@ -390,14 +391,6 @@ impl Inner {
             }
         }
         Ok(deleted)
-    }
-
-    fn slots(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn recent(&self) -> MutexGuard<'_, RecentPairs> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

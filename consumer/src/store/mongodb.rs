@@ -49,7 +49,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     str::FromStr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
+    sync::{Arc, atomic::AtomicI64},
     time::Instant,
 };
 
@@ -59,6 +59,7 @@ use mongodb::{
     Database,
     bson::{Bson, DateTime},
 };
+use parking_lot::Mutex;
 use runtime::unix_micros;
 use tokio::sync::OnceCell;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -234,16 +235,8 @@ impl Inner {
 
     /// Whether a DSP has a database.
     fn has_slot(&self, dsp_id: u32) -> bool {
-        self.dsps().slots.contains(&dsp_id)
+        self.dsps.lock().slots.contains(&dsp_id)
     }
-
-    fn dsps(&self) -> MutexGuard<'_, DspDatabases> {
-        lock(&self.dsps)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn date(micros: u64) -> DateTime {

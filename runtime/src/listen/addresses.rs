@@ -6,8 +6,10 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 /// Connection counts by address; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +27,7 @@ impl Addresses {
     #[must_use]
     pub fn acquire(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
-        let mut open = self.open();
+        let mut open = self.0.lock();
         let count = open.entry(network).or_insert(0);
         if *count >= each_max.max(1) {
             return None;
@@ -36,15 +38,11 @@ impl Addresses {
             network,
         })
     }
-
-    fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for AddressPermit {
     fn drop(&mut self) {
-        let mut open = self.addresses.open();
+        let mut open = self.addresses.0.lock();
         if let Some(count) = open.get_mut(&self.network) {
             *count -= 1;
             if *count == 0 {
@@ -86,7 +84,7 @@ mod tests {
         let again = addresses.acquire(2, address("192.0.2.1"));
         assert!(again.is_some());
         drop((other, again, second));
-        assert!(addresses.open().is_empty(), "no entries are left");
+        assert!(addresses.0.lock().is_empty(), "no entries are left");
     }
 
     #[test]

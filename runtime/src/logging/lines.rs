@@ -7,12 +7,14 @@
 use std::{
     io::{self, Write},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
+
+use parking_lot::{Condvar, Mutex};
 
 /// Maximum size of the buffer: minutes of a busy log. The writing thread holds up to as much again.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -61,19 +63,14 @@ impl Lines {
     /// Waits until all lines are written, up to `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        let mut pending = self.0.lock();
-        while pending.is_writing || !pending.buffer.is_empty() {
-            let remaining = deadline.saturating_duration_since(Instant::now());
-            if remaining.is_zero() {
-                return;
-            }
-            let waited = self.0.emptied.wait_timeout(pending, remaining);
-            pending = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let mut pending = self.0.pending.lock();
+        let is_unwritten = |it: &mut Pending| it.is_writing || !it.buffer.is_empty();
+        let emptied = &self.0.emptied;
+        emptied.wait_while_until(&mut pending, is_unwritten, deadline);
     }
 
     fn push(&self, line: &[u8]) {
-        let mut pending = self.0.lock();
+        let mut pending = self.0.pending.lock();
         if pending.buffer.len() + line.len() > BUFFER_BYTES_MAX {
             self.0.dropped.fetch_add(1, Ordering::Relaxed);
             return;
@@ -85,10 +82,6 @@ impl Lines {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn write_all(&self, mut output: impl Write) {
         let mut reported = 0;
         loop {
@@ -109,17 +102,15 @@ impl Queue {
 
     /// Waits for lines and takes them.
     fn take(&self) -> Vec<u8> {
-        let mut pending = self.lock();
-        while pending.buffer.is_empty() {
-            let waited = self.filled.wait(pending);
-            pending = waited.unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut pending = self.pending.lock();
+        let filled = &self.filled;
+        filled.wait_while(&mut pending, |it| it.buffer.is_empty());
         pending.is_writing = true;
         std::mem::take(&mut pending.buffer)
     }
 
     fn finish_write(&self) {
-        self.lock().is_writing = false;
+        self.pending.lock().is_writing = false;
         self.emptied.notify_all();
     }
 }

@@ -1,11 +1,9 @@
 //! The maximum between two scrapes, for queues that fill and empty between them. A gauge would miss such a peak.
 
-use std::{
-    mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{mem, sync::Arc};
 
 use metric_defs::MetricDef;
+use parking_lot::Mutex;
 use prometheus::{
     IntGauge, Result,
     core::{Collector, Desc},
@@ -68,17 +66,13 @@ impl PeakGauge {
         };
         registry.register(Box::new(peak.clone()))?;
         let hook = peak.clone();
-        registry.on_scrape(move || hook.peak().end_interval(hook.now()));
+        registry.on_scrape(move || hook.peak.lock().end_interval(hook.now()));
         Ok(peak)
     }
 
     /// Records the value of the source; call it whenever the source has grown.
     pub fn record(&self) {
-        self.peak().record(self.now());
-    }
-
-    fn peak(&self) -> MutexGuard<'_, Peak> {
-        self.peak.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peak.lock().record(self.now());
     }
 
     fn now(&self) -> u64 {
@@ -92,7 +86,7 @@ impl Collector for PeakGauge {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let max = self.peak().get().max(self.now());
+        let max = self.peak.lock().get().max(self.now());
         self.gauge.set(i64::try_from(max).unwrap_or(i64::MAX));
         self.gauge.collect()
     }

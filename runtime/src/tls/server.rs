@@ -1,12 +1,9 @@
 //! TLS of a port: server certificate, optional client authentication, and limits of handshakes.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use metric_defs::MetricDef;
+use parking_lot::Mutex;
 use prometheus::IntCounterVec;
 use rustls::{
     ServerConfig,
@@ -230,7 +227,7 @@ struct Handshake<'a> {
 
 impl ActiveHandshakes {
     fn begin(&self, concurrent_max: usize) -> Handshake<'_> {
-        let mut tokens = self.tokens();
+        let mut tokens = self.0.lock();
         if tokens.by_id.len() >= concurrent_max
             && let Some((_, oldest)) = tokens.by_id.pop_first()
         {
@@ -245,15 +242,11 @@ impl ActiveHandshakes {
             cancel,
         }
     }
-
-    fn tokens(&self) -> MutexGuard<'_, CancelTokens> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Handshake<'_> {
     fn drop(&mut self) {
-        self.active.tokens().by_id.remove(&self.id);
+        self.active.0.lock().by_id.remove(&self.id);
     }
 }
 
@@ -270,8 +263,8 @@ mod tests {
         assert_eq!(slow.iter().filter(cancelled).count(), 1);
         assert!(slow[0].cancel.is_cancelled() && !newest.cancel.is_cancelled());
         drop(slow);
-        assert_eq!(active.tokens().by_id.len(), 1);
+        assert_eq!(active.0.lock().by_id.len(), 1);
         drop(newest);
-        assert!(active.tokens().by_id.is_empty());
+        assert!(active.0.lock().by_id.is_empty());
     }
 }

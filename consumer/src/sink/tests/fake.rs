@@ -47,7 +47,7 @@ impl FakeStore {
     fn record(&self, event: &str, batch: &Batch) {
         let sequence = batch.cursors().first().map_or(0, |cursor| cursor.sequence);
         let event = format!("{event} {sequence}");
-        self.events.lock().unwrap().push(event);
+        self.events.lock().push(event);
     }
 }
 
@@ -73,7 +73,7 @@ impl Store for FakeStore {
             sleep(self.slow).await;
             self.record("written", &batch);
             let cursors = batch.cursors().to_vec();
-            self.batches.lock().unwrap().push((batch.len(), cursors));
+            self.batches.lock().push((batch.len(), cursors));
             let rejected = RejectedCookie {
                 index: 0,
                 reason: "not this one".to_owned(),
@@ -116,17 +116,17 @@ impl Store for FakeStore {
             Err(_) => Ok(()),
         };
         if result.is_ok() {
-            let mut retry_queue = self.retry_queue.lock().unwrap();
+            let mut retry_queue = self.retry_queue.lock();
             retry_queue.extend(entries.iter().cloned());
         }
         let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
         let event = format!("put {cookies}: {}", result.is_ok());
-        self.events.lock().unwrap().push(event);
+        self.events.lock().push(event);
         std::future::ready(result).boxed()
     }
 
     fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
-        let retry_queue = self.retry_queue.lock().unwrap();
+        let retry_queue = self.retry_queue.lock();
         let found = retry_queue
             .iter()
             .filter(|full| numbers.contains(&full.entry.number));
@@ -135,7 +135,7 @@ impl Store for FakeStore {
     }
 
     fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
-        let mut retry_queue = self.retry_queue.lock().unwrap();
+        let mut retry_queue = self.retry_queue.lock();
         retry_queue.retain(|full| !numbers.contains(&full.entry.number));
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);

@@ -18,7 +18,7 @@ async fn expired_cookie_is_rejected_and_uses_no_dsp_slot() {
     let counts = settled(&sink.metrics);
     assert_eq!((counts.expired, counts.written), (2, 1));
     assert_eq!(sink.metrics.sink.dsp_slots.get(), 1);
-    let batches = sink.store.batches.lock().unwrap();
+    let batches = sink.store.batches.lock();
     assert_eq!(
         batches.last().unwrap().1[0].sequence,
         3,
@@ -39,7 +39,7 @@ async fn commit_waits_until_deferred_cookies_are_in_the_retry_queue() {
     sink.buffer.push(item).await.unwrap();
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let events = sink.store.events.lock().unwrap().join(", ");
+    let events = sink.store.events.lock().join(", ");
     assert_eq!(
         events,
         "write 3, written 3, put 2: false, put 2: false, put 2: true, commit 3, committed 3"
@@ -122,7 +122,7 @@ async fn duplicate_is_not_written_but_its_cursor_is() {
     }
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let batches = sink.store.batches.lock().unwrap();
+    let batches = sink.store.batches.lock();
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (0, 2), (1, 3)]);
     let counts = settled(&sink.metrics);

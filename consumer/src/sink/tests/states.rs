@@ -28,7 +28,7 @@ async fn overlapping(store: FakeStore) -> Sink {
 
 #[track_caller]
 fn check_events(store: &FakeStore, expected: &[&str]) {
-    assert_eq!(*store.events.lock().unwrap(), expected);
+    assert_eq!(*store.events.lock(), expected);
 }
 
 fn letters(dir: &TempDir) -> String {
@@ -44,7 +44,7 @@ async fn batch_is_written_while_the_previous_one_is_committed() {
     assert_eq!((counts.written, counts.waiting), (0, 2));
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let events = sink.store.events.lock().unwrap();
+    let events = sink.store.events.lock();
     let after = ["committed 1", "commit 2", "committed 2"];
     assert_eq!(*events, [&overlap[..], &after].concat());
     assert_eq!(settled(&sink.metrics).written, 2);
@@ -235,7 +235,7 @@ async fn end_of_batches_waits_for_the_commit() {
     sleep(400 * MS).await;
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let events = sink.store.events.lock().unwrap();
+    let events = sink.store.events.lock();
     assert_eq!(events.last().map(String::as_str), Some("committed 1"));
     assert_eq!(settled(&sink.metrics).written, 1);
 }

@@ -97,7 +97,7 @@ impl Inner {
         from: Bound<Vec<u8>>,
     ) -> fjall::Result<(u64, Option<Vec<u8>>)> {
         // No newer cookie is written between the read and the removal.
-        let _writing = self.recent();
+        let _writing = self.recent.lock();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
         let (mut removed, mut last) = (0, None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
@@ -124,7 +124,7 @@ impl Inner {
     }
 
     pub(super) fn remove_deletions_until(&self, floor: u64) -> fjall::Result<()> {
-        let _writing = self.recent();
+        let _writing = self.recent.lock();
         self.delete(&[Deletion::floor(floor)])?;
         for pair in self.meta.prefix(DELETION_PREFIX) {
             let (key, value) = pair.into_inner()?;

@@ -3,14 +3,11 @@
 //! A breaker trips when a command fails for a reason of that database, or hangs while others reply. Then only
 //! [`retry`](crate::store::Store::retry) sends commands there, one at a time. The first success resets it.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-use super::lock;
 use crate::store::StoreError;
 
 /// The breakers of all DSPs.
@@ -29,11 +26,11 @@ struct Breaker {
 impl Breakers {
     /// Why the breaker of a DSP has tripped, if it has.
     pub(super) fn tripped(&self, dsp_id: u32) -> Option<Arc<str>> {
-        self.all().get(&dsp_id)?.why.clone()
+        self.0.lock().get(&dsp_id)?.why.clone()
     }
 
     pub(super) fn trip(&self, dsp_id: u32, why: &str) -> Arc<str> {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let breaker = all.entry(dsp_id).or_default();
         Arc::clone(breaker.why.insert(why.into()))
     }
@@ -41,7 +38,7 @@ impl Breakers {
     /// # Errors
     /// When no command may be sent, because an earlier one awaits its reply.
     pub(super) fn may_try(&self, dsp_id: u32) -> Result<(), StoreError> {
-        let all = self.all();
+        let all = self.0.lock();
         let mut hanging = all.get(&dsp_id).into_iter().flat_map(|it| &it.hanging);
         if hanging.all(AbortHandle::is_finished) {
             return Ok(());
@@ -52,19 +49,15 @@ impl Breakers {
 
     /// Allows commands again.
     pub(super) fn reset(&self, dsp_id: u32) {
-        self.all().remove(&dsp_id);
+        self.0.lock().remove(&dsp_id);
     }
 
     /// Adds a task that still waits for a reply.
     pub(super) fn add_hanging(&self, dsp_id: u32, task: AbortHandle) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let hanging = &mut all.entry(dsp_id).or_default().hanging;
         hanging.retain(|task| !task.is_finished());
         hanging.push(task);
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<u32, Breaker>> {
-        lock(&self.0)
     }
 }
 

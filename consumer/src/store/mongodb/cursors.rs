@@ -21,7 +21,6 @@ use super::{
     connection::{Connection, primary, with_timeout, write},
     date,
     error_class::{Failure, write_errors},
-    lock,
 };
 use crate::{
     batch::{Batch, Cursor},
@@ -69,7 +68,7 @@ impl Inner {
     pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
         self.server(self.connection().await?).await?;
         let cursors = self.read_cursors().await?;
-        *lock(&self.committed) = CommittedCursors(cursors.clone());
+        *self.committed.lock() = CommittedCursors(cursors.clone());
         Ok(cursors)
     }
 
@@ -77,7 +76,7 @@ impl Inner {
     /// also lost cookies, which this process considers stored.
     async fn check_cursors_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let found = self.read_cursors().await?;
-        if lock(&self.committed).is_contained_in(&found, batch) {
+        if self.committed.lock().is_contained_in(&found, batch) {
             return Ok(());
         }
         let why = "the server lost committed cursors: it was restored, rolled back or replaced, or another consumer has this --name; \
@@ -102,19 +101,19 @@ impl Inner {
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {
-            *lock(&self.committed) = CommittedCursors(batch.cursors().to_vec());
+            *self.committed.lock() = CommittedCursors(batch.cursors().to_vec());
         }
         Ok(())
     }
 
     /// The server process that receives the writes.
     pub(super) async fn server(&self, connection: &Connection) -> Result<Receipt, StoreError> {
-        let known = *lock(&self.server);
+        let known = *self.server.lock();
         match known {
             Some(server) => Ok(server),
             None => {
                 let server = server_process(connection).await?;
-                *lock(&self.server) = Some(server);
+                *self.server.lock() = Some(server);
                 Ok(server)
             }
         }
@@ -126,7 +125,7 @@ impl Inner {
         expected: Receipt,
     ) -> Result<(), StoreError> {
         let found = server_process(connection).await?;
-        *lock(&self.server) = Some(found);
+        *self.server.lock() = Some(found);
         if found == expected {
             return Ok(());
         }
@@ -239,7 +238,7 @@ impl Inner {
         let found = self.find_own(COLLECTION, old.clone()).await?;
         // Before the deletion, so that no commit misses them. A cursor committed in between is not old any more.
         let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
-        lock(&self.committed).0.retain(is_kept);
+        self.committed.lock().0.retain(is_kept);
         // State of consumers that no longer exist.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);

@@ -81,7 +81,7 @@ impl Inner {
     ) -> Result<(), StoreError> {
         self.put_deletions(batch.deletions(), "t", &connection.concern)
             .await?;
-        let slots = self.dsps().slots.clone();
+        let slots = self.dsps.lock().slots.clone();
         for dsp_id in batch.dsps_with_removals(&slots) {
             by_dsp.entry(dsp_id).or_default();
         }

@@ -33,7 +33,6 @@ use super::{
     COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
     connection::{Connection, reply_of, run},
     error_class::{Failure, code, failure, unavailable},
-    lock,
     sweep::{SweepRecord, SweepRecords},
 };
 use crate::store::{Expiry, ExpiryResult, StoreError};
@@ -66,7 +65,7 @@ impl Inner {
             });
             created.await?.map_err(|error| failure(&error))?;
         }
-        self.dsps().add_slot(dsp_id);
+        self.dsps.lock().add_slot(dsp_id);
         Ok(())
     }
 
@@ -202,7 +201,7 @@ impl Inner {
     }
 
     fn is_building(&self, database: &str) -> bool {
-        let building = lock(&self.building);
+        let building = self.building.lock();
         building.as_deref() == Some(&*format!("{database}.{COOKIES}"))
     }
 
@@ -213,7 +212,7 @@ impl Inner {
         let building = Arc::clone(&self.building);
         let namespace = format!("{}.{COOKIES}", database.name());
         {
-            let mut building = lock(&building);
+            let mut building = building.lock();
             if building.is_some() {
                 return Ok(false);
             }
@@ -224,7 +223,7 @@ impl Inner {
         let mut task = self.tasks.spawn(async move {
             let began = tokio::time::Instant::now();
             let created = create_index(&database, seconds).await;
-            *lock(&building) = None;
+            *building.lock() = None;
             match &created {
                 Ok(()) => {
                     tracing::info!(collection = namespace, took = ?began.elapsed(), "created the index on t");

@@ -87,7 +87,7 @@ impl Inner {
     /// The DSPs that have a database. Each of them has a slot.
     pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
         let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
-        self.dsps().slots.extend(&dsps);
+        self.dsps.lock().slots.extend(&dsps);
         Ok(dsps.into_iter().collect())
     }
 
@@ -98,14 +98,14 @@ impl Inner {
         age_max: Duration,
     ) -> Result<BTreeSet<u32>, StoreError> {
         {
-            let dsps = self.dsps();
+            let dsps = self.dsps.lock();
             if dsps.listed_at.is_some_and(|at| at.elapsed() <= age_max) {
                 return Ok(dsps.listed.clone());
             }
         }
         let names = with_timeout(connection.client.list_database_names().into_future()).await?;
         let found = names.iter().filter_map(|name| self.dsp_of(name));
-        let mut dsps = self.dsps();
+        let mut dsps = self.dsps.lock();
         dsps.listed = found.collect();
         let slots = dsps.slots.clone();
         dsps.listed.extend(slots);

@@ -17,11 +17,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use mongodb::bson::{Bson, Document, doc};
+use parking_lot::Mutex;
 use proto::newest;
 use tokio::time::Instant;
 
@@ -32,7 +33,7 @@ use super::{
     connection::{Connection, run},
     error_class::{Failure, WriteError, write_errors},
     insert_strategy::InsertStrategy,
-    lock, number,
+    number,
 };
 use crate::{
     batch::Batch,
@@ -112,13 +113,14 @@ impl Inner {
     }
 
     fn finds_first(&self, dsp_id: u32) -> bool {
-        lock(&self.insert_strategies)
+        self.insert_strategies
+            .lock()
             .get(&dsp_id)
             .is_some_and(InsertStrategy::finds_first)
     }
 
     fn observe(&self, dsp_id: u32, cookies: usize, existing: usize) {
-        let mut insert_strategies = lock(&self.insert_strategies);
+        let mut insert_strategies = self.insert_strategies.lock();
         insert_strategies
             .entry(dsp_id)
             .or_default()
@@ -136,11 +138,11 @@ impl LastReply {
     }
 
     pub(super) fn update(&self) {
-        *lock(&self.0) = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     pub(super) fn silence(&self) -> Duration {
-        lock(&self.0).elapsed()
+        self.0.lock().elapsed()
     }
 }
 

@@ -1,14 +1,9 @@
 //! Durations of the writer's commits, to pace sweeps that run concurrently.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard},
-    time::Duration,
-};
+use std::{collections::VecDeque, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
-
-use super::super::lock;
 
 /// Age at which a commit is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
@@ -34,13 +29,13 @@ pub(in super::super) struct Commit<'a>(&'a CommitTimes);
 
 impl CommitTimes {
     pub(in super::super) fn begin(&self) -> Commit<'_> {
-        self.times().began = Some(Instant::now());
+        self.0.lock().began = Some(Instant::now());
         Commit(self)
     }
 
     /// Duration of the newest commit, which may still run, if it is recent.
     pub(super) fn newest(&self) -> Option<Duration> {
-        let times = self.times();
+        let times = self.0.lock();
         let ended = times.ended.filter(|(at, _)| at.elapsed() < MAX_AGE);
         let running = times.began.map(|began| began.elapsed());
         running.max(ended.map(|(_, took)| took))
@@ -48,19 +43,15 @@ impl CommitTimes {
 
     /// Median duration of recent commits, if there were any.
     pub(super) fn median(&self) -> Option<Duration> {
-        let mut recent: Vec<_> = self.times().recent.iter().copied().collect();
+        let mut recent: Vec<_> = self.0.lock().recent.iter().copied().collect();
         recent.sort_unstable();
         recent.get(recent.len().checked_sub(1)? / 2).copied()
-    }
-
-    fn times(&self) -> MutexGuard<'_, Times> {
-        lock(&self.0)
     }
 }
 
 impl Drop for Commit<'_> {
     fn drop(&mut self) {
-        let mut times = self.0.times();
+        let mut times = self.0.0.lock();
         if let Some(began) = times.began.take() {
             let took = began.elapsed();
             times.ended = Some((Instant::now(), took));
