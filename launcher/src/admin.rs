@@ -36,14 +36,6 @@ pub async fn readiness(address: &str) -> Result<Result<(), String>> {
     }
 }
 
-/// PUTs `body` to one path over a new connection.
-///
-/// # Errors
-/// If no complete response arrives in time.
-pub async fn put(address: &str, path: &str, body: &str) -> Result<Response> {
-    HttpClient::connect(address).await?.put(path, body).await
-}
-
 /// Sends one sync request to the edge at `address`. The ids are not escaped.
 ///
 /// # Errors

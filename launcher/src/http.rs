@@ -73,14 +73,6 @@ impl HttpClient {
         self.request("GET", path, headers, "").await
     }
 
-    /// PUTs `body` to `path`.
-    ///
-    /// # Errors
-    /// If no complete response arrives within ten seconds.
-    pub async fn put(&mut self, path: &str, body: &str) -> Result<Response> {
-        self.request("PUT", path, &[], body).await
-    }
-
     /// POSTs `body` (JSON or empty), with `headers` as name and value.
     ///
     /// # Errors

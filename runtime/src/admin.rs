@@ -1,10 +1,9 @@
 //! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
 //!
-//! It serves only GET and HEAD and is read-only, except for [`debug`], which is off by default. It has no authentication, so
+//! It serves only GET and HEAD and is read-only; [`debug`] costs CPU time and is off by default. It has no authentication, so
 //! every program on the machine has access, and a web page may try to use a browser on the machine:
 //!
-//! - A page of another origin can send requests but not read the responses, because no response has a CORS header. A PUT fails
-//!   for the same reason.
+//! - A page of another origin can send requests but not read the responses, because no response has a CORS header.
 //! - DNS rebinding would make a page same-origin. So a loopback port accepts only loopback host names. On other addresses
 //!   anyone who reaches the port has access, so host names are not checked.
 
@@ -68,7 +67,7 @@ pub trait Pages: Send + Sync + 'static {
 }
 
 impl Services {
-    /// Serves the admin port; returns its address. `--debug-endpoints` enables `/log-filter` and `/debug/profile`.
+    /// Serves the admin port; returns its address. `--debug-endpoints` enables `/debug/profile`.
     ///
     /// # Errors
     /// If the address is unknown, or a metric is already registered.

@@ -4,20 +4,12 @@
 
 mod lines;
 
-use std::{
-    fmt, io,
-    str::FromStr,
-    sync::{Mutex, OnceLock, PoisonError},
-    time::Duration,
-};
+use std::{fmt, io, str::FromStr, sync::OnceLock, time::Duration};
 
 use tracing_log::{LogTracer, log::LevelFilter};
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload};
 
 use self::lines::Lines;
-
-/// Maximum length of a filter, in bytes.
-pub const FILTER_BYTES_MAX: usize = 1024;
 
 /// The conventional environment variable for the log filter of Rust programs.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
@@ -27,7 +19,6 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
     handle: reload::Handle<EnvFilter, Registry>,
-    current: Mutex<Filter>,
     lines: Lines,
 }
 
@@ -78,11 +69,6 @@ impl FromStr for Filter {
             return Err(
                 "a filter is a level, or levels per module: info,consumer=debug".to_owned(),
             );
-        }
-        if text.len() > FILTER_BYTES_MAX {
-            return Err(format!(
-                "the filter is longer than {FILTER_BYTES_MAX} bytes"
-            ));
         }
         // Span filters in brackets may contain commas.
         let words = text
@@ -176,12 +162,7 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     if let Err(error) = libraries {
         tracing::debug!(%error, "library messages are not logged: another logger is set");
     }
-    let current = Mutex::new(filter.clone());
-    LOG.get_or_init(|| Log {
-        handle,
-        current,
-        lines,
-    });
+    LOG.get_or_init(|| Log { handle, lines });
     Ok(Flush(()))
 }
 
@@ -191,24 +172,11 @@ pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| log.lines.dropped())
 }
 
-/// The current filter; `None` if logging is not initialized.
-#[must_use]
-pub fn filter() -> Option<Filter> {
-    let current = LOG.get()?.current.lock();
-    Some(current.unwrap_or_else(PoisonError::into_inner).clone())
-}
-
-/// Replaces the filter. Returns false if logging is not initialized.
-pub fn set_filter(filter: &Filter) -> bool {
-    let Some(log) = LOG.get() else {
-        return false;
-    };
-    let mut current = log.current.lock().unwrap_or_else(PoisonError::into_inner);
-    if log.handle.reload(filter.layer()).is_err() {
-        return false;
+/// Replaces the filter, if logging is initialized.
+pub fn set_filter(filter: &Filter) {
+    if let Some(log) = LOG.get() {
+        drop(log.handle.reload(filter.layer()));
     }
-    current.clone_from(filter);
-    true
 }
 
 #[cfg(test)]
@@ -275,6 +243,5 @@ mod tests {
         check_rejected("inof", "\"inof\" is not a level");
         check_rejected("consumer", "consumer=debug");
         check_rejected("consumer=loud", "is not a filter");
-        check_rejected(&"x".repeat(FILTER_BYTES_MAX + 1), "longer than");
     }
 }

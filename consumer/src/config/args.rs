@@ -31,10 +31,7 @@ Examples:
 
   Create a config file, and validate it after a change:
     consumer --producer http://producers.example:7676 --print-config > consumer.toml
-    consumer --config consumer.toml --check-config
-
-  Change the log filter at runtime (needs --debug-endpoints):
-    curl -X PUT -d info,consumer=debug http://127.0.0.1:9091/log-filter";
+    consumer --config consumer.toml --check-config";
 
 /// Reads cookies from producers and writes them to a local store
 #[derive(Debug, Clone, Parser)]

@@ -41,10 +41,7 @@ Examples:
     producer --config producer.toml --check-config
 
   Validate a contracts file, and print the effective contracts:
-    producer contracts check contracts.toml
-
-  Change the log filter of a running producer (requires --debug-endpoints):
-    curl -X PUT -d info,producer=debug http://127.0.0.1:9090/log-filter";
+    producer contracts check contracts.toml";
 
 /// Accepts sync requests over HTTP and streams their cookies to every exchange node
 #[derive(Debug, Clone, Parser)]

@@ -32,9 +32,9 @@ pub struct CommonArgs {
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: Format,
 
-    /// Enable profiling and the log filter on the admin port
+    /// Enable CPU profiles on the admin port
     ///
-    /// Serves /debug/profile and /log-filter (GET, PUT). Any client of the port can then slow the process down or silence its log.
+    /// Serves /debug/profile. Any client of the port can then slow the process down.
     #[arg(long, value_name = BOOLEAN)]
     debug_endpoints: bool,
 

@@ -134,9 +134,6 @@ impl LiveConfig {
         match event {
             ReloadEvent::Replaced(loaded) => {
                 apply(&loaded.config);
-                if is_forced {
-                    logging::set_filter(&A::common(&loaded.config).log_filter);
-                }
                 ReloadEvent::Replaced(self.update(&loaded))
             }
             ReloadEvent::Unchanged => ReloadEvent::Unchanged,
