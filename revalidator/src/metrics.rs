@@ -45,7 +45,7 @@ impl Metrics {
         let seconds = HistogramOpts::new(defs::RESPONSE_SECONDS.name, defs::RESPONSE_SECONDS.help);
         let seconds = seconds.buckets(ORIGIN_SECONDS.to_vec());
         let response_seconds = HistogramVec::new(seconds, defs::RESPONSE_SECONDS.labels)?;
-        registry.register(Box::new(response_seconds.clone()))?;
+        registry.register(defs::RESPONSE_SECONDS, Box::new(response_seconds.clone()))?;
         Ok(Self {
             requests: registry.add(defs::REQUESTS)?,
             response_seconds,

@@ -18,14 +18,10 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context as _, ensure};
-use metric_defs::MetricDef;
+use anyhow::ensure;
+use metric_defs::{Kind, MetricDef};
 use parking_lot::Mutex;
-use prometheus::{
-    IntGaugeVec, Result,
-    core::{Collector, Desc},
-    proto::{MetricFamily, MetricType},
-};
+use prometheus::{IntGaugeVec, Result, core::Collector, proto::MetricFamily};
 
 use self::family::Reader;
 use super::{COMMIT, PROFILE};
@@ -60,17 +56,12 @@ pub use self::{
 pub struct Registry {
     registry: prometheus::Registry,
     scrape_hooks: Arc<Mutex<Vec<ScrapeHook>>>,
-    collectors: Arc<Mutex<Vec<RegisteredCollector>>>,
+    /// Each metric, with the source file that registered it.
+    defs: Arc<Mutex<Vec<(MetricDef, &'static str)>>>,
 }
 
 /// Called after each scrape.
 type ScrapeHook = Box<dyn Fn() + Send + Sync>;
-
-/// A collector with the source file that registered it.
-struct RegisteredCollector {
-    collector: Arc<dyn Collector>,
-    file: &'static str,
-}
 
 /// Description of a registered metric.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +92,7 @@ impl Registry {
     #[track_caller]
     pub fn add<H: Handle>(&self, def: MetricDef) -> Result<H> {
         let handle = H::of(def)?;
-        self.register(Box::new(handle.clone()))?;
+        self.register(def, Box::new(handle.clone()))?;
         Ok(handle)
     }
 
@@ -111,22 +102,24 @@ impl Registry {
     /// If a name is already registered.
     #[track_caller]
     pub fn read(&self, read: impl Fn() -> Vec<Family> + Send + Sync + 'static) -> Result<()> {
-        self.register(Box::new(Reader::new(read)?))
+        let defs: Vec<MetricDef> = read().iter().map(Family::def).collect();
+        self.registry
+            .register(Box::new(Reader::new(&defs, read)?))?;
+        let file = Location::caller().file();
+        self.defs
+            .lock()
+            .extend(defs.into_iter().map(|def| (def, file)));
+        Ok(())
     }
 
-    /// Registers a collector. It must describe every metric it collects, and collect each of them even without a value.
+    /// Registers the collector of a metric.
     ///
     /// # Errors
-    /// If a name is already registered.
+    /// If the name is already registered.
     #[track_caller]
-    pub fn register(&self, collector: Box<dyn Collector>) -> Result<()> {
-        let collector: Arc<dyn Collector> = Arc::from(collector);
-        let file = Location::caller().file();
-        self.registry
-            .register(Box::new(SharedCollector(Arc::clone(&collector))))?;
-        self.collectors
-            .lock()
-            .push(RegisteredCollector { collector, file });
+    pub fn register(&self, def: MetricDef, collector: Box<dyn Collector>) -> Result<()> {
+        self.registry.register(collector)?;
+        self.defs.lock().push((def, Location::caller().file()));
         Ok(())
     }
 
@@ -154,12 +147,18 @@ impl Registry {
     /// Descriptions of all metrics in registration order, including those without a value.
     ///
     /// # Errors
-    /// If a collector violates the contract of [`register`](Self::register).
+    /// If a metric was not registered by its definition.
     pub fn descriptions(&self) -> anyhow::Result<Vec<MetricDescription>> {
-        let mut all = Vec::new();
-        for it in &*self.collectors.lock() {
-            it.describe(&mut all)?;
-        }
+        let families = self.gather().into_iter();
+        let mut families: BTreeMap<_, _> = families.map(|it| (it.name().to_owned(), it)).collect();
+        let defs = self.defs.lock();
+        let all = defs.iter().map(|(def, file)| {
+            let family = families.remove(def.name).unwrap_or_default();
+            describe(def, &family, file)
+        });
+        let all = all.collect();
+        let undescribed = families.keys().next();
+        ensure!(undescribed.is_none(), "{undescribed:?} is not described");
         Ok(all)
     }
 }
@@ -170,61 +169,23 @@ impl fmt::Debug for Registry {
     }
 }
 
-impl RegisteredCollector {
-    fn describe(&self, all: &mut Vec<MetricDescription>) -> anyhow::Result<()> {
-        let families = self.collector.collect().into_iter();
-        let mut families: BTreeMap<_, _> = families
-            .map(|family| (family.name().to_owned(), family))
-            .collect();
-        for desc in self.collector.desc() {
-            let (file, name) = (self.file, &desc.fq_name);
-            let family = families.remove(name);
-            let family = family.with_context(|| format!("{file} does not collect {name}"))?;
-            all.push(describe(desc, &family, file));
-        }
-        let undescribed = families.keys().next();
-        ensure!(
-            undescribed.is_none(),
-            "{} does not describe {undescribed:?}",
-            self.file
-        );
-        Ok(())
-    }
-}
-
-fn describe(desc: &Desc, family: &MetricFamily, file: &'static str) -> MetricDescription {
-    let fixed = desc.const_label_pairs.iter().map(|pair| pair.name());
-    let names = fixed.chain(desc.variable_labels.iter().map(String::as_str));
-    let mut labels: BTreeMap<_, _> = names
-        .map(|name| (name.to_owned(), BTreeSet::new()))
-        .collect();
+fn describe(def: &MetricDef, family: &MetricFamily, file: &'static str) -> MetricDescription {
+    let names = def.labels.iter().map(ToString::to_string);
+    let mut labels: BTreeMap<_, _> = names.map(|name| (name, BTreeSet::new())).collect();
     for pair in family.get_metric().iter().flat_map(|it| it.get_label()) {
         let values = labels.entry(pair.name().to_owned()).or_default();
         values.insert(pair.value().to_owned());
     }
     MetricDescription {
-        name: desc.fq_name.clone(),
-        help: desc.help.clone(),
-        kind: match family.get_field_type() {
-            MetricType::COUNTER => "counter",
-            MetricType::HISTOGRAM => "histogram",
-            _ => "gauge",
+        name: def.name.to_owned(),
+        help: def.help.to_owned(),
+        kind: match def.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram(_) => "histogram",
         },
         labels,
         file,
-    }
-}
-
-/// A collector in two registries.
-struct SharedCollector(Arc<dyn Collector>);
-
-impl Collector for SharedCollector {
-    fn desc(&self) -> Vec<&Desc> {
-        self.0.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.0.collect()
     }
 }
 

@@ -352,12 +352,13 @@ impl Metrics {
             "tls_certificate_expiry_unix_seconds",
             "Unix time in seconds at which the first certificate of each kind expires.",
         );
+        let expiry = expiry.by(&["kind"]).of(process);
         let metrics = Self {
             reloads: registry.add(reloads.by(&["kind", "outcome"]).of(process))?,
-            expiry: Handle::of(expiry.by(&["kind"]).of(process))?,
+            expiry: Handle::of(expiry)?,
         };
         if has_certificates {
-            registry.register(Box::new(metrics.expiry.clone()))?;
+            registry.register(expiry, Box::new(metrics.expiry.clone()))?;
         }
         Ok(metrics)
     }

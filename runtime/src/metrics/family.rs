@@ -16,6 +16,12 @@ pub struct Family {
     pub(super) samples: MetricFamily,
 }
 
+impl Family {
+    pub(super) fn def(&self) -> MetricDef {
+        self.def
+    }
+}
+
 impl Deref for Family {
     type Target = MetricFamily;
 
@@ -30,14 +36,11 @@ pub(super) struct Reader<F> {
     read: F,
 }
 
-impl<F: Fn() -> Vec<Family>> Reader<F> {
+impl<F> Reader<F> {
     /// # Errors
     /// If the name of a metric or label is invalid.
-    pub(super) fn new(read: F) -> Result<Self> {
-        let descs = read()
-            .iter()
-            .map(|it| desc(it.def))
-            .collect::<Result<_>>()?;
+    pub(super) fn new(defs: &[MetricDef], read: F) -> Result<Self> {
+        let descs = defs.iter().map(|def| desc(*def)).collect::<Result<_>>()?;
         Ok(Self { descs, read })
     }
 }

@@ -4,13 +4,9 @@ use std::{mem, sync::Arc};
 
 use metric_defs::MetricDef;
 use parking_lot::Mutex;
-use prometheus::{
-    IntGauge, Result,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{IntGauge, Result};
 
-use super::{Registry, handle::Handle as _};
+use super::{Registry, as_f64, value};
 
 /// The maximum since the scrape before the last.
 ///
@@ -48,7 +44,6 @@ impl Peak {
 #[derive(Debug, Clone)]
 pub struct PeakGauge {
     source: IntGauge,
-    gauge: IntGauge,
     peak: Arc<Mutex<Peak>>,
 }
 
@@ -61,10 +56,11 @@ impl PeakGauge {
     pub fn register(registry: &Registry, def: MetricDef, source: IntGauge) -> Result<Self> {
         let peak = Self {
             source,
-            gauge: IntGauge::of(def)?,
             peak: Arc::default(),
         };
-        registry.register(Box::new(peak.clone()))?;
+        let shown = peak.clone();
+        let max = move || as_f64(shown.peak.lock().get().max(shown.now()));
+        registry.read(move || vec![value(def, max())])?;
         let hook = peak.clone();
         registry.on_scrape(move || hook.peak.lock().end_interval(hook.now()));
         Ok(peak)
@@ -77,18 +73,6 @@ impl PeakGauge {
 
     fn now(&self) -> u64 {
         u64::try_from(self.source.get()).unwrap_or(0)
-    }
-}
-
-impl Collector for PeakGauge {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let max = self.peak.lock().get().max(self.now());
-        self.gauge.set(i64::try_from(max).unwrap_or(i64::MAX));
-        self.gauge.collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, TextEncoder};
 
 use super::*;
 
@@ -17,9 +17,8 @@ fn names(registry: &Registry) -> Vec<String> {
 #[test]
 fn metric_without_a_value_is_described_but_not_scraped() {
     let registry = Registry::new();
-    let opts = Opts::new("a_total", "Counts.");
-    let counters = IntCounterVec::new(opts, &["reason"]).unwrap();
-    registry.register(Box::new(counters.clone())).unwrap();
+    let def = MetricDef::counter("a_total", "Counts.").by(&["reason"]);
+    let counters: IntCounterVec = registry.add(def).unwrap();
     assert!(registry.gather().is_empty());
     let description = &registry.descriptions().unwrap()[0];
     assert_eq!(
@@ -38,9 +37,9 @@ fn metric_without_a_value_is_described_but_not_scraped() {
 #[test]
 fn duplicate_name_is_rejected_and_described_once() {
     let registry = Registry::new();
-    let counter = IntCounter::new("a_total", "Counts.").unwrap();
-    assert!(registry.register(Box::new(counter.clone())).is_ok());
-    assert!(registry.register(Box::new(counter)).is_err());
+    let counter = MetricDef::counter("a_total", "Counts.");
+    assert!(registry.add::<IntCounter>(counter).is_ok());
+    assert!(registry.add::<IntCounter>(counter).is_err());
     assert_eq!(names(&registry), ["a_total"]);
 }
 
@@ -70,7 +69,7 @@ fn collector_with_an_undescribed_metric_is_an_error() {
     };
     registry.read(read).unwrap();
     let error = registry.descriptions().unwrap_err().to_string();
-    assert!(error.contains("one"), "{error}");
+    assert!(error.contains("another"), "{error}");
 }
 
 #[test]
