@@ -101,25 +101,13 @@ impl Filter {
 }
 
 /// Format of a log line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Human-readable text.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err(format!("{text:?} is neither text nor json")),
-        }
-    }
 }
 
 /// The default filter: that of [`FILTER_VARIABLE`], or `info`.

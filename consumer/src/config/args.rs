@@ -249,7 +249,13 @@ pub struct MaintenanceArgs {
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
     /// If several consumers share a server, the setting of the maintenance owner applies.
-    #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "sweep",
+        hide_possible_values = true,
+        hide_short_help = true
+    )]
     pub expiry: mongodb::ExpiryMode,
 
     /// When to compact MongoDB collections: hours such as 03:00-06:00, never or always

@@ -48,7 +48,6 @@ mod write;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    str::FromStr,
     sync::{Arc, atomic::AtomicI64},
     time::Instant,
 };
@@ -121,34 +120,13 @@ struct Inner {
 }
 
 /// How expired cookies are deleted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExpiryMode {
     /// By a TTL index on `t`.
     Index,
     /// By a sweep over all cookies.
     #[default]
     Sweep,
-}
-
-impl FromStr for ExpiryMode {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "index" => Ok(Self::Index),
-            "sweep" => Ok(Self::Sweep),
-            _ => Err("expected `index` or `sweep`"),
-        }
-    }
-}
-
-impl fmt::Display for ExpiryMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Index => "index",
-            Self::Sweep => "sweep",
-        })
-    }
 }
 
 /// Options of a [`MongodbStore`].

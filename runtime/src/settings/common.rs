@@ -29,7 +29,12 @@ pub struct CommonArgs {
     log_filter: std::option::Option<Filter>,
 
     /// Format of the log on standard error: text or json
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        hide_possible_values = true
+    )]
     log_format: Format,
 
     /// Enable CPU profiles on the admin port

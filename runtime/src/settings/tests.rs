@@ -258,7 +258,7 @@ fn invalid_value_hides_no_other_error_and_grouped_flags_combine() {
     for part in [
         "--one: wrong",
         "--three: 10 is more than 9",
-        "--log-format: \"xml\" is neither",
+        "--log-format: expected one of text, json",
         "--debug-endpoints: \"\" is neither",
     ] {
         assert!(error.contains(part), "{part} is missing in {error}");

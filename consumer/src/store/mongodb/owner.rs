@@ -7,6 +7,7 @@
 
 use std::{future::IntoFuture, time::Duration};
 
+use clap::ValueEnum as _;
 use mongodb::bson::{Document, doc};
 
 use super::{
@@ -24,6 +25,8 @@ impl Inner {
     /// Acquires or renews the lease. Returns the owner, if it is another consumer.
     pub(super) async fn other_owner(&self) -> Result<Option<String>, StoreError> {
         let connection = self.connection().await?;
+        let mode = self.options.expiry.to_possible_value();
+        let mode = mode.expect("no mode is hidden");
         let own = doc! { "$literal": &self.options.name };
         let millis = i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX);
         // An upsert cannot have `$expr`, so the update decides. A missing field is less than any date.
@@ -31,7 +34,7 @@ impl Inner {
         let lease = doc! {
             "name": { "$cond": [&is_free, &own, "$name"] },
             "until": { "$cond": [&is_free, { "$add": ["$$NOW", millis] }, "$until"] },
-            "expiry": { "$cond": [&is_free, self.options.expiry.to_string(), "$expiry"] },
+            "expiry": { "$cond": [&is_free, mode.get_name(), "$expiry"] },
         };
         let command = doc! {
             "findAndModify": RECORDS,
@@ -66,7 +69,8 @@ impl Inner {
                 .is_ok_and(|name| name != self.options.name)
         };
         let owner = owner.filter(is_other);
-        let mode = owner.and_then(|owner| owner.get_str("expiry").ok()?.parse().ok());
+        let mode =
+            owner.and_then(|it| ExpiryMode::from_str(it.get_str("expiry").ok()?, false).ok());
         Ok(mode.unwrap_or(self.options.expiry))
     }
 }

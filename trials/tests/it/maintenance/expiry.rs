@@ -43,7 +43,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
     let producer = Producer::start(&dir, &[]).await?;
     let store = mongod.uri();
 
-    let mode_flag = mode.to_string();
+    let mode_flag = format!("{mode:?}").to_lowercase();
     let flags = |window| {
         [
             "--ttl",

@@ -49,7 +49,12 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
     let dir = TempDir::new()?;
     let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
-    let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
+    let flags = [
+        "--expiry",
+        &format!("{mode:?}").to_lowercase(),
+        "--expiry-window",
+        "always",
+    ];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(5, 4_000, 16_000)?;
     let crash = async {
@@ -82,7 +87,12 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
-    let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
+    let flags = [
+        "--expiry",
+        &format!("{mode:?}").to_lowercase(),
+        "--expiry-window",
+        "always",
+    ];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(6, 3_000, 30_000)?;
     let pause = async {
