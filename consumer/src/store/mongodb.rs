@@ -73,8 +73,8 @@ use crate::{
     ttl::Ttls,
 };
 use breakers::Breakers;
+use connection::Connection;
 pub use connection::check_uri;
-use connection::{Connection, with_timeout};
 use cursors::CommittedCursors;
 use insert_strategy::InsertStrategy;
 use sweep::commit_times::CommitTimes;
@@ -201,7 +201,7 @@ impl Inner {
     async fn connection(&self) -> Result<&Connection, StoreError> {
         self.connected
             // Host names may have to be resolved.
-            .get_or_try_init(|| with_timeout(Connection::new(&self.options.uri)))
+            .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
     }
 

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, run, with_timeout},
+    connection::{Connection, run},
     date,
     error_class::{Failure, failure},
     number,
@@ -150,7 +150,7 @@ async fn operations(connection: &Connection, filter: Document) -> Result<Vec<Bso
     let mut command = doc! { "currentOp": 1, "$ownOps": true };
     command.extend(filter);
     let admin = connection.client.database("admin");
-    let reply = with_timeout(admin.run_command(command).into_future()).await?;
+    let reply = run(admin.run_command(command)).await?;
     let found = reply.get_array("inprog").ok();
     let found = found.into_iter().flatten().filter_map(Bson::as_document);
     Ok(found
@@ -223,7 +223,7 @@ impl CollectionCompaction<'_> {
         let replace = records
             .replace_one(doc! { "_id": &self.namespace }, record)
             .upsert(true);
-        with_timeout(replace.into_future()).await?;
+        run(replace).await?;
         Ok(true)
     }
 
@@ -251,7 +251,7 @@ impl CollectionCompaction<'_> {
         let admin = self.connection.client.database("admin");
         for operation in operations(self.connection, doc! { "command.comment": comment }).await? {
             let kill = doc! { "killOp": 1, "op": operation };
-            with_timeout(admin.run_command(kill).into_future()).await?;
+            run(admin.run_command(kill)).await?;
             tracing::info!(
                 collection = self.namespace,
                 "sent a request to stop a compaction; it may still finish"

@@ -18,7 +18,7 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::error_class::{Failure, failure, unavailable, write_errors};
+use super::error_class::{Failure, failure, write_errors};
 use crate::store::StoreError;
 
 /// Timeout of server selection, short enough to report an unreachable server soon.
@@ -154,7 +154,11 @@ fn needs_full(uri: &str) -> bool {
 }
 
 impl Connection {
-    pub(super) async fn new(uri: &str) -> Result<Self, Error> {
+    pub(super) async fn open(uri: &str) -> Result<Self, StoreError> {
+        Ok(run(Self::new(uri)).await?)
+    }
+
+    async fn new(uri: &str) -> Result<Self, Error> {
         let mut options = ClientOptions::parse(uri).await?;
         options
             .app_name
@@ -190,11 +194,13 @@ impl Connection {
     }
 }
 
-/// Runs a command, and classifies its error.
-pub(super) async fn run(
-    command: impl IntoFuture<Output = Result<Document, Error>>,
-) -> Result<Document, Failure> {
-    let reply = reply_of(command.into_future()).await?;
+/// Runs a command with a deadline, and classifies its error.
+pub(super) async fn run<T>(
+    command: impl IntoFuture<Output = Result<T, Error>>,
+) -> Result<T, Failure> {
+    let reply = timeout(COMMAND_TIMEOUT, command.into_future()).await;
+    let why = |_| format!("no response for {COMMAND_TIMEOUT:?}");
+    let reply = reply.map_err(|it| StoreError::Unavailable(why(it)))?;
     reply.map_err(|error| failure(&error))
 }
 
@@ -213,25 +219,4 @@ pub(super) async fn write(
             error.explain()
         ))),
     }
-}
-
-/// Runs a command with a deadline.
-pub(super) async fn with_timeout<T>(
-    command: impl Future<Output = Result<T, Error>>,
-) -> Result<T, StoreError> {
-    reply_of(command)
-        .await?
-        .map_err(|error| unavailable(&error))
-}
-
-/// The reply of the server, which may be an error.
-///
-/// # Errors
-/// When there is no reply within the deadline.
-pub(super) async fn reply_of<T>(
-    command: impl Future<Output = Result<T, Error>>,
-) -> Result<Result<T, Error>, StoreError> {
-    timeout(COMMAND_TIMEOUT, command)
-        .await
-        .map_err(|_| StoreError::Unavailable(format!("no response for {COMMAND_TIMEOUT:?}")))
 }

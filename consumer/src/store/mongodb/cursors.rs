@@ -2,7 +2,6 @@
 //! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <commit date>, by: <process>, n: <commit number>}`.
 
 use std::{
-    future::IntoFuture,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -18,7 +17,7 @@ use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, primary, with_timeout, write},
+    connection::{Connection, primary, run, write},
     date,
     error_class::{Failure, write_errors},
 };
@@ -220,7 +219,7 @@ impl Inner {
             "updates": [{ "q": no_match, "u": { "$set": { "at": DateTime::now() } } }],
         };
         let database = self.own_database(connection);
-        let reply = with_timeout(database.run_command(command).into_future()).await?;
+        let reply = run(database.run_command(command)).await?;
         match write_errors(&reply)?.next() {
             None => Ok(()),
             Some(error) => Err(StoreError::Unavailable(error.explain())),
@@ -265,11 +264,8 @@ impl Inner {
         filter: Document,
     ) -> Result<Vec<Document>, StoreError> {
         let collection = self.own_collection(collection).await?;
-        let found = collection
-            .find(filter)
-            .sort(doc! { "_id": 1 })
-            .into_future();
-        with_timeout(async { found.await?.try_collect().await }).await
+        let found = collection.find(filter).sort(doc! { "_id": 1 });
+        Ok(run(async { found.await?.try_collect().await }).await?)
     }
 
     /// Deletes documents of a collection in the own database.
@@ -279,7 +275,7 @@ impl Inner {
         filter: Document,
     ) -> Result<(), StoreError> {
         let collection = self.own_collection(collection).await?;
-        with_timeout(collection.delete_many(filter).into_future()).await?;
+        run(collection.delete_many(filter)).await?;
         Ok(())
     }
 
@@ -314,7 +310,7 @@ fn decode_cursor(document: &Document) -> Option<Cursor> {
 /// The id of the server process, which changes at each start. Empty if the server has none.
 async fn server_process(connection: &Connection) -> Result<Receipt, StoreError> {
     let admin = connection.client.database("admin");
-    let hello = with_timeout(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    let hello = run(admin.run_command(doc! { "hello": 1 })).await?;
     receipt_of(&hello)
 }
 

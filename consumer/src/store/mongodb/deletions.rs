@@ -5,7 +5,7 @@
 //! A deletion is stored before the cookies that it covers are removed. A removal never concerns cookies accepted later,
 //! so a command that timed out and is executed late is harmless. The cookies of a batch are written after its removals.
 
-use std::{collections::BTreeMap, future::IntoFuture};
+use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, TryStreamExt};
 use mongodb::bson::{Bson, Document, doc};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Inner,
-    connection::{Connection, with_timeout, write},
+    connection::{Connection, run, write},
     deleted_before,
     error_class::Failure,
     number,
@@ -35,10 +35,10 @@ impl Inner {
     /// Adds the stored deletions to a table. Each page has its own deadline.
     pub(super) async fn read_deletions(&self, deletions: &Deletions) -> Result<(), StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
-        let mut found = with_timeout(collection.find(doc! {}).into_future()).await?;
+        let mut found = run(collection.find(doc! {})).await?;
         loop {
             let page = found.by_ref().take(PAGE).try_collect::<Vec<_>>();
-            let page = with_timeout(page).await?;
+            let page = run(page).await?;
             if page.is_empty() {
                 return Ok(());
             }

@@ -31,7 +31,7 @@ use tokio::time::timeout;
 
 use super::{
     COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
-    connection::{Connection, reply_of, run},
+    connection::{Connection, run},
     error_class::{Failure, code, failure, unavailable},
     sweep::{SweepRecord, SweepRecords},
 };
@@ -56,14 +56,14 @@ impl Inner {
         let database = self.database(connection, dsp_id);
         if !self.has_cookies(&database).await? {
             let mode = self.server_mode(connection).await?;
-            let created = reply_of(async {
+            let created = run(async {
                 collection::create(&database).await?;
                 match mode {
                     ExpiryMode::Index => create_index(&database, NEVER_SECONDS).await,
                     ExpiryMode::Sweep => Ok(()),
                 }
             });
-            created.await?.map_err(|error| failure(&error))?;
+            created.await?;
         }
         self.dsps.lock().add_slot(dsp_id);
         Ok(())
@@ -191,8 +191,7 @@ impl Inner {
             DesiredIndex::Disabled | DesiredIndex::Absent => NEVER_SECONDS,
         };
         let create = plan.action == IndexAction::Create;
-        let applied = reply_of(apply_plan(database, plan, seconds)).await?;
-        applied.map_err(|error| failure(&error))?;
+        run(apply_plan(database, plan, seconds)).await?;
         if create {
             self.build_index(database, seconds).await
         } else {

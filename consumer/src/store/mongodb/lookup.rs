@@ -16,7 +16,7 @@ use runtime::unix_micros;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, reply_of, with_timeout},
+    connection::{Connection, run},
     date, deleted_before,
     error_class::{Failure, failure},
     error_text,
@@ -80,7 +80,7 @@ impl Inner {
     /// Connections that are independent of writes.
     async fn lookups(&self) -> Result<&Connection, StoreError> {
         self.lookups
-            .get_or_try_init(|| with_timeout(Connection::new(&self.options.uri)))
+            .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
     }
 
@@ -103,7 +103,7 @@ impl Inner {
                 return Ok(dsps.listed.clone());
             }
         }
-        let names = with_timeout(connection.client.list_database_names().into_future()).await?;
+        let names = run(connection.client.list_database_names()).await?;
         let found = names.iter().filter_map(|name| self.dsp_of(name));
         let mut dsps = self.dsps.lock();
         dsps.listed = found.collect();
@@ -124,9 +124,7 @@ impl Inner {
     pub(super) async fn has_cookies(&self, database: &Database) -> Result<bool, Failure> {
         let names = database.list_collection_names();
         let names = names.filter(doc! { "type": "collection", "name": COOKIES });
-        let names = reply_of(names.into_future()).await?;
-        let names = names.map_err(|error| failure(&error))?;
-        Ok(!names.is_empty())
+        Ok(!run(names).await?.is_empty())
     }
 }
 

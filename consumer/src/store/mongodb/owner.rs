@@ -5,7 +5,7 @@
 //! acquired and renewed before each maintenance run, by the server's clock, and expires after [`LEASE`]. It is bound to the
 //! consumer's name, so a restarted owner continues immediately.
 
-use std::{future::IntoFuture, time::Duration};
+use std::time::Duration;
 
 use clap::ValueEnum as _;
 use mongodb::bson::{Document, doc};
@@ -13,7 +13,7 @@ use mongodb::bson::{Document, doc};
 use super::{
     ExpiryMode, Inner,
     compaction::RECORDS,
-    connection::{Connection, with_timeout},
+    connection::{Connection, run},
     error_class::write_errors,
 };
 use crate::store::StoreError;
@@ -44,7 +44,7 @@ impl Inner {
             "new": true,
         };
         let database = self.own_database(connection);
-        let reply = with_timeout(database.run_command(command).into_future()).await?;
+        let reply = run(database.run_command(command)).await?;
         // For instance, the acknowledgment of other members is missing.
         drop(write_errors(&reply)?);
         let owner = reply.get_document("value");
@@ -61,8 +61,8 @@ impl Inner {
         connection: &Connection,
     ) -> Result<ExpiryMode, StoreError> {
         let records = self.own_database(connection).collection(RECORDS);
-        let owner = records.find_one(doc! { "_id": "owner" }).into_future();
-        let owner: Option<Document> = with_timeout(owner).await?;
+        let owner = records.find_one(doc! { "_id": "owner" });
+        let owner: Option<Document> = run(owner).await?;
         let is_other = |owner: &Document| {
             owner
                 .get_str("name")

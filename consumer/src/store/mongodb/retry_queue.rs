@@ -5,15 +5,13 @@
 //! repeats an entry: one that exists, or whose cookies were written since. In the latter case, the next start finds it and
 //! writes the cookies again, which changes nothing. It never replaces another entry, because numbers are times.
 
-use std::future::IntoFuture;
-
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 
 use super::{
     Inner,
-    connection::{with_timeout, write},
+    connection::{run, write},
 };
 use crate::store::{FullRetryEntry, RetryEntry, StoreError};
 
@@ -27,15 +25,15 @@ impl Inner {
     pub(super) async fn read_retry_index(&self) -> Result<Vec<RetryEntry>, StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
         let found = collection.find(self.own_ids("n")).sort(doc! { "_id": 1 });
-        let found = found.projection(doc! { "chunks": 0 }).into_future();
+        let found = found.projection(doc! { "chunks": 0 });
         // Streamed, to hold only one page of documents in memory.
-        with_timeout(async {
+        let entries = run(async {
             let entries = found
                 .await?
                 .try_filter_map(async |found| Ok(decode(&found)));
             entries.try_collect().await
-        })
-        .await
+        });
+        Ok(entries.await?)
     }
 
     /// Inserts entries durably.

@@ -20,7 +20,7 @@ mod pace;
 mod pass;
 mod record;
 
-use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
     ClientSession, Database,
@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, primary, run, with_timeout},
+    connection::{Connection, primary, run},
     date, deleted_before,
     error_class::{Failure, write_errors},
     number,
@@ -116,7 +116,8 @@ impl Inner {
                 due.record.encode(&due.namespace),
             )
             .upsert(true);
-        with_timeout(saved.into_future()).await.map(|_| ())
+        run(saved).await?;
+        Ok(())
     }
 
     /// Sweeps all due collections. Returns whether all are complete, and whether any was swept. Failures of single DSPs are stored
@@ -339,7 +340,7 @@ impl Documents {
     ) -> Result<Self, StoreError> {
         Ok(Self {
             database,
-            session: with_timeout(connection.client.start_session().into_future()).await?,
+            session: run(connection.client.start_session()).await?,
             cursor: None,
         })
     }
@@ -392,7 +393,7 @@ impl Documents {
 /// The server's time in microseconds since the Unix epoch.
 async fn server_time(connection: &Connection) -> Result<u64, StoreError> {
     let admin = connection.client.database("admin");
-    let hello = with_timeout(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    let hello = run(admin.run_command(doc! { "hello": 1 })).await?;
     let time = hello.get_datetime("localTime").ok();
     let time = time.and_then(|time| u64::try_from(time.timestamp_millis()).ok());
     let missing = || StoreError::Unavailable("server did not report its time".to_owned());
