@@ -45,11 +45,13 @@ impl DspSlots {
     }
 
     /// Replaces the set of rejected DSPs and frees their slots. Returns whether the set differs from the previous one.
-    pub fn set_rejected(&mut self, rejected: BTreeSet<u32>) -> bool {
-        self.cache.fill(0);
-        self.unlisted.retain(|dsp_id| !rejected.contains(dsp_id));
-        let differs = self.rejected != rejected;
-        self.rejected = rejected;
+    pub fn set_rejected(&mut self, rejected: &BTreeSet<u32>) -> bool {
+        let differs = self.rejected != *rejected;
+        if differs {
+            self.cache.fill(0);
+            self.unlisted.retain(|dsp_id| !rejected.contains(dsp_id));
+            self.rejected.clone_from(rejected);
+        }
         differs
     }
 
@@ -105,12 +107,12 @@ mod tests {
     #[test]
     fn rejecting_a_dsp_frees_its_slot() {
         let mut slots = slots(&[1], 1);
-        slots.set_rejected([9].into());
+        slots.set_rejected(&[9].into());
         slots.load(&[7, 9]);
         assert!(slots.admits(7) && !slots.admits(8) && !slots.admits(9));
-        slots.set_rejected([7].into());
+        slots.set_rejected(&[7].into());
         assert!(!slots.admits(7) && slots.admits(8) && slots.admits(1));
-        slots.set_rejected(BTreeSet::new());
+        slots.set_rejected(&BTreeSet::new());
         assert!(!slots.admits(7) && slots.admits(8));
     }
 }

@@ -25,9 +25,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::batch::Batch;
 
-pub use collector::{BatchLimits, Collector};
+use collector::{BatchLimits, Collector};
 pub use pipeline::{Pipeline, StopTokens};
-pub use writer::Writer;
+use writer::Writer;
 
 /// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;

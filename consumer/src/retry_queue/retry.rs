@@ -51,12 +51,12 @@ const SLOTS_PER_SECOND: f64 = 5.0;
 /// The task that retries queued cookies.
 #[derive(Debug)]
 pub struct Retrier {
-    retry_queue: RetryQueue,
-    store: Arc<dyn Store>,
-    health: Arc<Health>,
-    dead_letters: DeadLetters,
-    rejected_dsps: watch::Receiver<BTreeSet<u32>>,
-    ttls: Ttls,
+    pub(crate) retry_queue: RetryQueue,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) dead_letters: DeadLetters,
+    pub(crate) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+    pub(crate) ttls: Ttls,
 }
 
 /// The next attempt of a DSP.
@@ -79,26 +79,6 @@ impl NextAttempt {
 type RetryResult = (u32, Result<(), StoreError>);
 
 impl Retrier {
-    /// Retries the cookies of `retry_queue` in `store`.
-    #[must_use]
-    pub fn new(
-        retry_queue: RetryQueue,
-        store: Arc<dyn Store>,
-        health: Arc<Health>,
-        dead_letters: DeadLetters,
-        rejected_dsps: watch::Receiver<BTreeSet<u32>>,
-        ttls: Ttls,
-    ) -> Self {
-        Self {
-            retry_queue,
-            store,
-            health,
-            dead_letters,
-            rejected_dsps,
-            ttls,
-        }
-    }
-
     /// Retries until `stop` is cancelled. The rest is retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
         let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();

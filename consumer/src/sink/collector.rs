@@ -31,29 +31,29 @@ const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// When a batch is passed to the writer.
 #[derive(Debug, Clone, Copy)]
-pub struct BatchLimits {
+pub(super) struct BatchLimits {
     /// Time after its first cookie, if the writer is idle.
-    pub flush_interval: Duration,
+    pub(super) flush_interval: Duration,
     /// Number of distinct cookies at which it is full.
-    pub cookies_max: usize,
+    pub(super) cookies_max: usize,
     /// Bytes of chunks at which it is full.
-    pub bytes_max: usize,
+    pub(super) bytes_max: usize,
 }
 
 /// Collects the batches of one sink.
 #[derive(Debug)]
-pub struct Collector {
-    limits: BatchLimits,
-    suppression: Arc<Mutex<Suppression>>,
-    metrics: metrics::Sink,
+pub(super) struct Collector {
+    pub(super) limits: BatchLimits,
+    pub(super) suppression: Arc<Mutex<Suppression>>,
+    pub(super) metrics: metrics::Sink,
     /// Cancelled to skip the rest of the buffer.
-    fast_drain: CancellationToken,
-    clock: ClockJumps,
-    slots: DspSlots,
-    ttls: Ttls,
-    deletions: Deletions,
+    pub(super) fast_drain: CancellationToken,
+    pub(super) clock: ClockJumps,
+    pub(super) slots: DspSlots,
+    pub(super) ttls: Ttls,
+    pub(super) deletions: Deletions,
     /// DSPs that the operator rejects.
-    rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+    pub(super) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
 }
 
 /// Rejects expired cookies and those of DSPs without a slot, and suppresses duplicates.
@@ -100,36 +100,6 @@ impl DedupFilter for AdmissionFilter<'_> {
 }
 
 impl Collector {
-    /// A collector that skips the rest of the buffer when `fast_drain` is cancelled.
-    #[must_use]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "each argument is a separate component, and there is one caller"
-    )]
-    pub fn new(
-        limits: BatchLimits,
-        suppression: Arc<Mutex<Suppression>>,
-        slots: DspSlots,
-        ttls: Ttls,
-        deletions: Deletions,
-        mut rejected_dsps: watch::Receiver<BTreeSet<u32>>,
-        metrics: metrics::Sink,
-        fast_drain: CancellationToken,
-    ) -> Self {
-        rejected_dsps.mark_changed();
-        Self {
-            limits,
-            suppression,
-            metrics,
-            fast_drain,
-            clock: ClockJumps::new(unix_micros(), Instant::now()),
-            slots,
-            ttls,
-            deletions,
-            rejected_dsps,
-        }
-    }
-
     /// Collects batches until the buffer ends.
     ///
     /// In a fast drain, it passes on the current batch and skips the rest of the buffer. Producers send skipped cookies again,
@@ -137,7 +107,7 @@ impl Collector {
     ///
     /// # Errors
     /// When the writer has ended.
-    pub async fn run(
+    pub(super) async fn run(
         mut self,
         mut buffer: BufferReader,
         batch_sender: BatchSender,
@@ -209,17 +179,14 @@ impl Collector {
 
     /// Applies a reload of the rejected DSPs.
     fn update_rejected_dsps(&mut self) {
-        if self.rejected_dsps.has_changed().unwrap_or(false) {
-            let rejected = self.rejected_dsps.borrow_and_update().clone();
-            let dsps = rejected.len();
-            if self.slots.set_rejected(rejected) {
-                tracing::info!(dsps, "rejected DSPs updated");
-            }
+        let rejected = self.rejected_dsps.borrow();
+        if self.slots.set_rejected(&rejected) {
+            tracing::info!(dsps = rejected.len(), "rejected DSPs updated");
         }
     }
 
     /// Adds the DSPs in the store to those that have a slot.
-    pub fn load(&mut self, stored: &[u32]) {
+    pub(super) fn load(&mut self, stored: &[u32]) {
         self.update_rejected_dsps();
         self.slots.load(stored);
         self.update_slot_metrics();

@@ -4,11 +4,16 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use runtime::unix_micros;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_channel};
+use super::{
+    BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_channel,
+    store_caller::StoreCaller,
+};
 use crate::{
+    clock::ClockJumps,
     config::Config,
     dead_letters::DeadLetters,
     deletions::Deletions,
@@ -88,33 +93,32 @@ impl Pipeline {
             deletions.clone(),
             metrics.retry_queue.clone(),
         );
-        let retrier = Retrier::new(
-            retry_queue.clone(),
-            Arc::clone(&store),
-            Arc::clone(&health),
-            dead_letters.clone(),
-            rejected_dsps.clone(),
-            ttls.clone(),
-        );
-        let mut collector = Collector::new(
+        let retrier = Retrier {
+            retry_queue: retry_queue.clone(),
+            store: Arc::clone(&store),
+            health: Arc::clone(&health),
+            dead_letters: dead_letters.clone(),
+            rejected_dsps: rejected_dsps.clone(),
+            ttls: ttls.clone(),
+        };
+        let mut collector = Collector {
             limits,
-            Arc::clone(&suppression),
-            DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
+            suppression: Arc::clone(&suppression),
+            metrics: metrics.sink.clone(),
+            fast_drain: stops.fast_drain,
+            clock: ClockJumps::new(unix_micros(), Instant::now()),
+            slots: DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
-            deletions.clone(),
+            deletions,
             rejected_dsps,
-            metrics.sink.clone(),
-            stops.fast_drain,
-        );
-        let mut writer = Writer::new(
-            store,
+        };
+        let sink = metrics.sink.clone();
+        let mut writer = Writer {
+            caller: StoreCaller::new(store, Arc::clone(&health), sink, stops.immediate),
             suppression,
-            Arc::clone(&health),
-            metrics.sink.clone(),
             dead_letters,
             retry_queue,
-            stops.immediate,
-        );
+        };
         let loaded = writer.load().await?;
         health.producers().load(loaded.cursors);
         collector.load(&loaded.slots);

@@ -25,10 +25,10 @@ const REASONS_MAX: usize = 8;
 /// Calls the store, and reports the start and end of outages to health, metrics and log.
 #[derive(Debug)]
 pub(super) struct StoreCaller {
-    store: Arc<dyn Store>,
-    health: Arc<Health>,
-    metrics: metrics::Sink,
-    stop: CancellationToken,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) health: Arc<Health>,
+    pub(super) metrics: metrics::Sink,
+    pub(super) stop: CancellationToken,
     /// Logged reasons of the current outage; empty while the store is up.
     reasons: Vec<String>,
     has_responded: bool,

@@ -8,6 +8,7 @@ mod states;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::atomic::AtomicU32,
     time::Duration,
 };
@@ -16,11 +17,10 @@ use parking_lot::Mutex;
 use runtime::metrics::Registry;
 use runtime::unix_micros;
 use tempfile::TempDir;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::*;
-use crate::deletions::Deletions;
+use super::{store_caller::StoreCaller, *};
 use crate::{
     batch::{
         Cursor,
@@ -37,6 +37,7 @@ use crate::{
     suppression::Suppression,
     ttl::Ttls,
 };
+use crate::{clock::ClockJumps, deletions::Deletions};
 use fake::FakeStore;
 
 struct Sink {
@@ -68,6 +69,29 @@ fn no_rejected_dsps() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
     tokio::sync::watch::channel(BTreeSet::new()).1
 }
 
+/// A writer with the dead-letter file in `dir`.
+fn writer(
+    store: Arc<dyn Store>,
+    suppression: Arc<Mutex<Suppression>>,
+    health: Arc<Health>,
+    metrics: &Metrics,
+    dir: &Path,
+    stop: CancellationToken,
+) -> Writer {
+    let (sink, letters) = (metrics.sink.clone(), dir.join("letters"));
+    let dead_letters = DeadLetters::new(letters, 1 << 20, sink.dead_letters.clone());
+    Writer {
+        caller: StoreCaller::new(store, health, sink, stop),
+        suppression,
+        dead_letters,
+        retry_queue: RetryQueue::new(
+            BTreeSet::new(),
+            Deletions::default(),
+            metrics.retry_queue.clone(),
+        ),
+    }
+}
+
 fn start(store: FakeStore, limits: BatchLimits) -> Sink {
     start_with(store, limits, no_expiry())
 }
@@ -79,33 +103,28 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
     let (batch_sender, batches) = batch_channel();
     let suppression = suppression();
     let dir = TempDir::new().unwrap();
-    let letters = dir.path().join("letters");
     let stop = CancellationToken::new();
-    let writer = Writer::new(
+    let writer = writer(
         Arc::clone(&store) as Arc<dyn Store>,
         Arc::clone(&suppression),
         Arc::clone(&health),
-        metrics.sink.clone(),
-        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        RetryQueue::new(
-            BTreeSet::new(),
-            Deletions::default(),
-            metrics.retry_queue.clone(),
-        ),
+        &metrics,
+        dir.path(),
         stop.clone(),
     );
     let tasks = TaskTracker::new();
     let fast_drain = CancellationToken::new();
-    let collector = Collector::new(
+    let collector = Collector {
         limits,
         suppression,
-        slots(),
+        metrics: metrics.sink.clone(),
+        fast_drain: fast_drain.clone(),
+        clock: ClockJumps::new(unix_micros(), Instant::now()),
+        slots: slots(),
         ttls,
-        Deletions::default(),
-        no_rejected_dsps(),
-        metrics.sink.clone(),
-        fast_drain.clone(),
-    );
+        deletions: Deletions::default(),
+        rejected_dsps: no_rejected_dsps(),
+    };
     tasks.spawn(collector.run(reader, batch_sender));
     let ended = tasks.spawn(writer.run(batches));
     Sink {

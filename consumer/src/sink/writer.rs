@@ -21,17 +21,14 @@ use tokio::{
     task::yield_now,
     time::{Instant, timeout},
 };
-use tokio_util::sync::CancellationToken;
 
 use super::{BatchReceiver, Failure, store_caller::StoreCaller};
 use crate::{
     batch::Batch,
     dead_letters::DeadLetters,
-    health::Health,
     ledger::LedgerCounts,
-    metrics,
     retry_queue::RetryQueue,
-    store::{Store, StoreError, StoredState, WriteOutcome},
+    store::{StoreError, StoredState, WriteOutcome},
     suppression::{self, Suppression},
 };
 
@@ -41,17 +38,13 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of cookies recorded in the suppression table before its lock is released for the collector.
 const RECORD_COOKIES_MAX: usize = 5_000;
 
-/// The writer of a sink.
+/// The writer of a sink. It ends by itself after its last batch, and immediately when its caller is stopped.
 #[derive(Debug)]
-pub struct Writer {
-    store: Arc<dyn Store>,
-    suppression: Arc<Mutex<Suppression>>,
-    health: Arc<Health>,
-    metrics: metrics::Sink,
-    dead_letters: DeadLetters,
-    retry_queue: RetryQueue,
-    stop: CancellationToken,
-    caller: StoreCaller,
+pub(crate) struct Writer {
+    pub(super) caller: StoreCaller,
+    pub(super) suppression: Arc<Mutex<Suppression>>,
+    pub(super) dead_letters: DeadLetters,
+    pub(super) retry_queue: RetryQueue,
 }
 
 /// State of the writer.
@@ -90,40 +83,11 @@ struct UncommittedBatch {
 }
 
 impl Writer {
-    /// Cancelling `stop` ends it immediately. It ends by itself after its last batch.
-    #[must_use]
-    pub fn new(
-        store: Arc<dyn Store>,
-        suppression: Arc<Mutex<Suppression>>,
-        health: Arc<Health>,
-        metrics: metrics::Sink,
-        dead_letters: DeadLetters,
-        retry_queue: RetryQueue,
-        stop: CancellationToken,
-    ) -> Self {
-        let caller = StoreCaller::new(
-            Arc::clone(&store),
-            Arc::clone(&health),
-            metrics.clone(),
-            stop.clone(),
-        );
-        Self {
-            store,
-            suppression,
-            health,
-            metrics,
-            dead_letters,
-            retry_queue,
-            stop,
-            caller,
-        }
-    }
-
     /// Waits until the store is writable, and loads its state.
     ///
     /// # Errors
     /// When the store failed permanently, or `stop` is cancelled.
-    pub async fn load(&mut self) -> Result<StoredState, Failure> {
+    pub(super) async fn load(&mut self) -> Result<StoredState, Failure> {
         self.caller.retry(|store| store.ping()).await?;
         let mut loaded = self.caller.retry(|store| store.load()).await?;
         self.retry_queue.load(&loaded.retry_queue);
@@ -140,7 +104,7 @@ impl Writer {
     ///
     /// # Errors
     /// When the store failed permanently, or `stop` is cancelled.
-    pub async fn run(mut self, mut batches: BatchReceiver) -> Result<(), Failure> {
+    pub(super) async fn run(mut self, mut batches: BatchReceiver) -> Result<(), Failure> {
         let mut state = WriterState::Idle;
         loop {
             state = match state {
@@ -193,13 +157,13 @@ impl Writer {
     ) -> Result<Option<NextBatch>, Failure> {
         loop {
             tokio::select! {
-                () = self.stop.cancelled() => return Err(Failure::Stopped),
+                () = self.caller.stop.cancelled() => return Err(Failure::Stopped),
                 next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
                     return Ok(next.map(|next| self.receive(next)));
                 },
             }
-            let ping = self.store.ping();
-            let pinged = self.caller.unless_stopped(ping).await?;
+            let store = Arc::clone(&self.caller.store);
+            let pinged = self.caller.unless_stopped(store.ping()).await?;
             self.caller.note(pinged.as_ref().err())?;
         }
     }
@@ -233,7 +197,7 @@ impl Writer {
     }
 
     fn commit(&self, previous: &UncommittedBatch) -> Commit {
-        let (store, batch) = (Arc::clone(&self.store), Arc::clone(&previous.batch));
+        let (store, batch) = (Arc::clone(&self.caller.store), Arc::clone(&previous.batch));
         let receipt = previous.written.receipt;
         async move { store.commit(&batch, receipt).await }.boxed()
     }
@@ -266,7 +230,8 @@ impl Writer {
         commit: Commit,
         next: NextBatch,
     ) -> Result<WriterState, Failure> {
-        let write = self.store.write(Arc::clone(&next.batch));
+        let store = Arc::clone(&self.caller.store);
+        let write = store.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
         let (committed, attempt) = self.caller.unless_stopped(both).await?;
         // After a failed commit, the writes since the last commit may be lost.
@@ -336,10 +301,10 @@ impl Writer {
     ) -> Result<(), Failure> {
         for it in &written.deferred {
             if let Some(why) = &it.why {
-                self.health.set_dsp_failing(it.dsp_id, why);
+                self.caller.health.set_dsp_failing(it.dsp_id, why);
             }
         }
-        let has_slot = |dsp_id| self.store.has_slot(dsp_id);
+        let has_slot = |dsp_id| self.caller.store.has_slot(dsp_id);
         let (entries, overflow) = self.retry_queue.pack(batch, &written.deferred, has_slot);
         if !entries.is_empty() {
             self.caller
@@ -359,7 +324,7 @@ impl Writer {
 
     /// Counts a durable batch.
     fn count_stored(&self, previous: &UncommittedBatch) {
-        let (batch, metrics) = (&previous.batch, &self.metrics);
+        let (batch, metrics) = (&previous.batch, &self.caller.metrics);
         let now = unix_micros();
         let stale = previous.written.stale.len() as u64;
         let rejected = previous.written.rejected.len() as u64;
@@ -386,7 +351,10 @@ impl Writer {
         }
         let deletions = self.retry_queue.deletions();
         deletions.begin_jobs(batch.deletions());
-        self.health.producers().record_commit(batch.cursors());
+        self.caller
+            .health
+            .producers()
+            .record_commit(batch.cursors());
         if !batch.deletions().is_empty() {
             deletions.notify();
         }

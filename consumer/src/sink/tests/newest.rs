@@ -76,18 +76,12 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let (batch_sender, batches) = batch_channel();
     let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
     let suppression = Arc::new(Mutex::new(suppression));
-    let letters = dir.path().join("letters");
-    let writer = Writer::new(
+    let writer = writer(
         Arc::clone(&store) as Arc<dyn Store>,
         Arc::clone(&suppression),
         Arc::new(Health::default()),
-        metrics.sink.clone(),
-        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        RetryQueue::new(
-            BTreeSet::new(),
-            Deletions::default(),
-            metrics.retry_queue.clone(),
-        ),
+        &metrics,
+        dir.path(),
         CancellationToken::new(),
     );
     let limits = BatchLimits {
@@ -96,16 +90,17 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         bytes_max: 1 << 20,
     };
     let fast_drain = CancellationToken::new();
-    let collector = Collector::new(
+    let collector = Collector {
         limits,
         suppression,
-        slots(),
-        no_expiry(),
-        Deletions::default(),
-        no_rejected_dsps(),
-        metrics.sink.clone(),
+        metrics: metrics.sink.clone(),
         fast_drain,
-    );
+        clock: ClockJumps::new(unix_micros(), Instant::now()),
+        slots: slots(),
+        ttls: no_expiry(),
+        deletions: Deletions::default(),
+        rejected_dsps: no_rejected_dsps(),
+    };
     let tasks = TaskTracker::new();
     let collecting = tasks.spawn(collector.run(reader, batch_sender));
     let writing = tasks.spawn(writer.run(batches));

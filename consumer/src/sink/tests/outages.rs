@@ -92,19 +92,13 @@ async fn read_only_store_counts_as_down() {
     });
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let health = Arc::new(Health::default());
-    let letters = DeadLetters::new("unused".into(), 1 << 20, metrics.sink.dead_letters.clone());
     let (reported, stop) = (Arc::clone(&health), CancellationToken::new());
-    let mut writer = Writer::new(
+    let mut writer = writer(
         store,
         suppression(),
         health,
-        metrics.sink.clone(),
-        letters,
-        RetryQueue::new(
-            BTreeSet::new(),
-            Deletions::default(),
-            metrics.retry_queue.clone(),
-        ),
+        &metrics,
+        "unused".as_ref(),
         stop,
     );
     let loaded = writer.load();

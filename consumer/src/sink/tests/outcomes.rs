@@ -80,14 +80,14 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
     let dir = TempDir::new().unwrap();
     let letters = dir.path().join("letters");
     let health = Arc::new(Health::default());
-    let retrier = Retrier::new(
-        retry_queue.clone(),
-        Arc::clone(&store) as Arc<dyn Store>,
-        Arc::clone(&health),
-        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        no_rejected_dsps(),
-        no_expiry(),
-    );
+    let retrier = Retrier {
+        retry_queue: retry_queue.clone(),
+        store: Arc::clone(&store) as Arc<dyn Store>,
+        health: Arc::clone(&health),
+        dead_letters: DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
+        rejected_dsps: no_rejected_dsps(),
+        ttls: no_expiry(),
+    };
     let stop = CancellationToken::new();
     let ended = TaskTracker::new().spawn(retrier.run(stop.clone()));
     sleep(Duration::from_secs(60)).await;

@@ -35,7 +35,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 type TaskResult = (u32, Result<WriteOutcome, Failure>);
 
 /// The write of one batch.
-pub(super) struct BatchWrite<'a> {
+struct BatchWrite<'a> {
     store: &'a Arc<Inner>,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
@@ -62,38 +62,26 @@ impl Inner {
         if !batch.deletions().is_empty() {
             self.keep_deletions(connection, &batch, &mut by_dsp).await?;
         }
-        let batch_write = BatchWrite::new(&self, connection, &batch);
-        let written = batch_write.run(by_dsp).await?;
+        let batch_write = BatchWrite {
+            store: &self,
+            connection,
+            batch: &batch,
+            waiting: by_dsp.into_iter().collect(),
+            tasks: FuturesUnordered::new(),
+            running: BTreeMap::new(),
+            done: WriteOutcome::default(),
+        };
+        let written = batch_write.run().await?;
         Ok(WriteOutcome { receipt, ..written })
     }
 }
 
-impl<'a> BatchWrite<'a> {
-    pub(super) fn new(
-        store: &'a Arc<Inner>,
-        connection: &'a Connection,
-        batch: &'a Arc<Batch>,
-    ) -> Self {
-        Self {
-            store,
-            connection,
-            batch,
-            waiting: VecDeque::new(),
-            tasks: FuturesUnordered::new(),
-            running: BTreeMap::new(),
-            done: WriteOutcome::default(),
-        }
-    }
-
+impl BatchWrite<'_> {
     /// Writes the cookies of each DSP.
     ///
     /// # Errors
     /// When the whole server fails. Running tasks are aborted, and the batch must be written again.
-    pub(super) async fn run(
-        mut self,
-        by_dsp: BTreeMap<u32, Vec<u32>>,
-    ) -> Result<WriteOutcome, StoreError> {
-        self.waiting.extend(by_dsp);
+    async fn run(mut self) -> Result<WriteOutcome, StoreError> {
         let result = self.run_all().await;
         for running in self.running.values() {
             running.stop.abort();
@@ -132,13 +120,14 @@ impl<'a> BatchWrite<'a> {
             return self.done.deferred(dsp_id, None, indices);
         }
         let last_reply = LastReply::now();
-        let writing = CollectionWrite::new(
-            Arc::clone(self.store),
-            self.connection.clone(),
-            Arc::clone(self.batch),
+        let writing = CollectionWrite {
+            store: Arc::clone(self.store),
+            connection: self.connection.clone(),
+            batch: Arc::clone(self.batch),
             dsp_id,
-            last_reply.clone(),
-        );
+            last_reply: last_reply.clone(),
+            done: WriteOutcome::default(),
+        };
         let to_write = indices.clone();
         let writing = async move { (dsp_id, writing.write(to_write).await) };
         let task = self.store.tasks.spawn(writing);

@@ -82,13 +82,14 @@ impl Inner {
         }
         let mut total = WriteOutcome::default();
         for (dsp_id, indices) in by_dsp {
-            let writing = CollectionWrite::new(
-                Arc::clone(self),
-                connection.clone(),
-                Arc::clone(batch),
+            let writing = CollectionWrite {
+                store: Arc::clone(self),
+                connection: connection.clone(),
+                batch: Arc::clone(batch),
                 dsp_id,
-                LastReply::now(),
-            );
+                last_reply: LastReply::now(),
+                done: WriteOutcome::default(),
+            };
             total.merge(writing.write(indices).await?);
         }
         Ok(total)
@@ -148,32 +149,15 @@ impl LastReply {
 
 /// The write of a batch's cookies to one collection.
 pub(super) struct CollectionWrite {
-    store: Arc<Inner>,
-    connection: Connection,
-    batch: Arc<Batch>,
-    dsp_id: u32,
-    last_reply: LastReply,
-    done: WriteOutcome,
+    pub(super) store: Arc<Inner>,
+    pub(super) connection: Connection,
+    pub(super) batch: Arc<Batch>,
+    pub(super) dsp_id: u32,
+    pub(super) last_reply: LastReply,
+    pub(super) done: WriteOutcome,
 }
 
 impl CollectionWrite {
-    pub(super) fn new(
-        store: Arc<Inner>,
-        connection: Connection,
-        batch: Arc<Batch>,
-        dsp_id: u32,
-        last_reply: LastReply,
-    ) -> Self {
-        Self {
-            store,
-            connection,
-            batch,
-            dsp_id,
-            last_reply,
-            done: WriteOutcome::default(),
-        }
-    }
-
     /// Writes the cookies at these indices, which are all of this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
         let replied = || self.last_reply.update();
