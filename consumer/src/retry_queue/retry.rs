@@ -1,6 +1,6 @@
 //! Retries queued cookies per DSP until the store has them.
 //!
-//! A new DSP is retried immediately, limited by the rate of slot creation. A failing DSP is retried with backoff, up to half a
+//! A new DSP is retried immediately. A failing DSP is retried with backoff, up to half a
 //! minute. Queued cookies that have expired, or whose DSP the operator rejects, become dead letters. Several DSPs are retried
 //! concurrently, with one attempt per DSP, so that a hanging DSP does not block the others.
 
@@ -44,10 +44,6 @@ fn backoff() -> Backoff {
 /// Interval of checks for due DSPs.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Slots created in one burst, and then per second. Creating a database blocks mongod for some milliseconds.
-const SLOT_BURST: f64 = 32.0;
-const SLOTS_PER_SECOND: f64 = 5.0;
-
 /// The task that retries queued cookies.
 #[derive(Debug)]
 pub struct Retrier {
@@ -84,7 +80,6 @@ impl Retrier {
         let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
         let mut attempts: FuturesUnordered<BoxFuture<'_, RetryResult>> = FuturesUnordered::new();
         let mut in_progress = BTreeSet::new();
-        let mut slot_budget = SlotBudget::new();
         let mut reported = BTreeSet::new();
         loop {
             let now = Instant::now();
@@ -110,9 +105,6 @@ impl Retrier {
                 if in_progress.contains(&dsp_id) {
                     continue;
                 }
-                if !self.store.has_slot(dsp_id) && !slot_budget.take(now) {
-                    continue;
-                }
                 in_progress.insert(dsp_id);
                 attempts.push(self.retry_dsp(dsp_id).boxed());
             }
@@ -121,9 +113,6 @@ impl Retrier {
                 Some((dsp_id, result)) = attempts.next() => {
                     in_progress.remove(&dsp_id);
                     // The DSP had no slot before, so its attempt used one of the budget.
-                    if !self.store.has_slot(dsp_id) {
-                        slot_budget.refund();
-                    }
                     match result {
                         Ok(()) => drop(next.remove(&dsp_id)),
                         Err(error) => {
@@ -233,55 +222,5 @@ fn all_rejected(batch: &Batch, why: &str) -> WriteOutcome {
     WriteOutcome {
         rejected: rejected.collect(),
         ..WriteOutcome::default()
-    }
-}
-
-/// Token bucket for the creation of slots.
-#[derive(Debug)]
-struct SlotBudget {
-    available: f64,
-    at: Instant,
-}
-
-impl SlotBudget {
-    fn new() -> Self {
-        Self {
-            available: SLOT_BURST,
-            at: Instant::now(),
-        }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        let elapsed = (now - self.at).as_secs_f64();
-        self.available = (self.available + elapsed * SLOTS_PER_SECOND).min(SLOT_BURST);
-        self.at = now;
-        let may_create = self.available >= 1.0;
-        if may_create {
-            self.available -= 1.0;
-        }
-        may_create
-    }
-
-    /// Refunds a slot that was not created.
-    fn refund(&mut self) {
-        self.available = (self.available + 1.0).min(SLOT_BURST);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn slots_are_created_in_a_burst_and_then_at_a_rate() {
-        let mut budget = SlotBudget::new();
-        let mut created = |seconds: u64| {
-            let now = Instant::now() + Duration::from_secs(seconds);
-            (0..1000).take_while(|_| budget.take(now)).count()
-        };
-        assert_eq!(
-            [created(0), created(0), created(2), created(1000)],
-            [32, 0, 10, 32]
-        );
     }
 }
