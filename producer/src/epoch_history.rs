@@ -161,13 +161,11 @@ fn remove(path: &Path) {
 
 impl EpochHistory {
     /// The current epoch.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Number of cookies of earlier epochs that the owner of `cursor` lost; `None` if unknown.
-    #[must_use]
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
         let is_usable = !self.file.as_ref()?.is_removed();
         let mut epochs = self.earlier.iter();

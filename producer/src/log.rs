@@ -152,13 +152,11 @@ struct Ring {
 
 impl Log {
     /// An empty log.
-    #[must_use]
     pub fn new(config: Config) -> Self {
         Self::with_progress(config, None)
     }
 
     /// An empty log that reports its progress to `progress`.
-    #[must_use]
     pub fn with_progress(config: Config, progress: Option<Box<dyn Progress>>) -> Self {
         let head = Head {
             next: 1,
@@ -181,40 +179,34 @@ impl Log {
     }
 
     /// The epoch of all sequences.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.config.epoch
     }
 
     /// The current time of this log, in microseconds since the Unix epoch: the system time, but never decreasing. It is the
     /// acceptance time of cookies that are appended later by [`append_accepted`](Self::append_accepted). Takes no lock.
-    #[must_use]
     pub fn unix_micros(&self) -> u64 {
         self.shared.unix_micros()
     }
 
     /// The sequences that readers can read now.
-    #[must_use]
     pub fn span(&self) -> Span {
         self.shared.ring().span()
     }
 
     /// A position up to `bytes` of messages before `position`, at the start of a chunk if possible, and neither before `floor`
     /// nor before the oldest chunk.
-    #[must_use]
     pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
         self.shared.ring().rewind(position, bytes, floor)
     }
 
     /// A reader from `position` on, which skips forward when its lag exceeds `queue_cookies_max`. This maximum applies from
     /// sequence `until` on, or once the reader is within it.
-    #[must_use]
     pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
         Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
     }
 
     /// For each position, the age of the oldest sealed cookie from there on, or zero; all as of one moment.
-    #[must_use]
     pub fn ages(&self, positions: impl IntoIterator<Item = Sequence>) -> Vec<Duration> {
         let ring = self.shared.ring();
         let age = |position| {
@@ -225,7 +217,6 @@ impl Log {
     }
 
     /// Counters and sizes, for metrics.
-    #[must_use]
     pub fn stats(&self) -> Stats {
         let open = self.shared.open();
         let ring = self.shared.ring();

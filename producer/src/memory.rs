@@ -20,7 +20,6 @@ pub struct ComponentMemory {
 }
 
 /// Memory bounds of all components under these settings.
-#[must_use]
 pub fn components(config: &Config) -> [ComponentMemory; 10] {
     let component = |what, bound, count: usize, each: usize| ComponentMemory {
         what,
@@ -87,7 +86,6 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
 }
 
 /// Maximum memory of the process, in bytes.
-#[must_use]
 pub fn bytes_max(config: &Config) -> u64 {
     let sizes = components(config)
         .into_iter()

@@ -76,7 +76,6 @@ pub struct AccessControl {
 
 impl SecurityArgs {
     /// Reads the files; adds all errors to `errors`.
-    #[must_use]
     pub fn check(&self, errors: &mut ConfigErrors) -> Security {
         let certificate = NamedFile::from_flag("--tls-cert", &self.tls_cert);
         let key = NamedFile::from_flag("--tls-key", &self.tls_key);

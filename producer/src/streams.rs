@@ -86,7 +86,6 @@ pub struct Config {
 
 impl Streams {
     /// Streams of these parts.
-    #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
             inner: Arc::new(Inner {

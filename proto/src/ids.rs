@@ -36,7 +36,6 @@ pub enum InvalidId {
 
 /// Whether these bytes are a valid user id.
 #[inline]
-#[must_use]
 pub fn is_user_id(id: &[u8]) -> bool {
     (1..=USER_ID_BYTES_MAX).contains(&id.len()) && all(id, is_of_user_id)
 }
@@ -57,7 +56,6 @@ pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, Invalid
 
 /// Whether this number is a valid DSP id.
 #[inline]
-#[must_use]
 pub const fn is_dsp_id(id: u32) -> bool {
     id > 0
 }
@@ -74,7 +72,6 @@ pub fn check_buyer_uid(uid: &str, bytes_max: usize) -> Result<(), InvalidId> {
 /// Whether a node accepts this buyer uid from a stream. Does not check for control characters: the edge has done so, and they are
 /// harmless here.
 #[inline]
-#[must_use]
 pub fn is_buyer_uid_of_stream(uid: &str) -> bool {
     (1..=BUYER_UID_BYTES_MAX).contains(&uid.len())
 }

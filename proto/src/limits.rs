@@ -55,7 +55,6 @@ pub const MESSAGE_BYTES_MAX: usize = 2 * CHUNK_BYTES_MAX;
 pub const RECEIVE_WINDOW_BYTES: u32 = 32 * 1024 * 1024;
 
 /// Maximum bytes in flight to a client with windows of this size: the window plus two chunks that wait to be sent.
-#[must_use]
 pub const fn in_flight_bytes_max(window_bytes: u32) -> usize {
     window_bytes as usize + 2 * CHUNK_BYTES_MAX
 }

@@ -9,7 +9,6 @@
 
 /// Whether an arriving cookie replaces a known one, by their acceptance times.
 #[inline]
-#[must_use]
 pub fn replaces<T: Ord>(arriving: T, known: T) -> bool {
     arriving >= known
 }

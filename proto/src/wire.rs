@@ -110,14 +110,12 @@ pub struct CookieRef<'a> {
 impl CookieRef<'_> {
     /// Whether this is a deletion instead of a match.
     #[inline]
-    #[must_use]
     pub const fn is_deletion(&self) -> bool {
         self.buyer_uid.is_empty()
     }
 
     /// Time of acceptance in microseconds since the Unix epoch, for a chunk of `chunk_unix_micros`; 0 if that is less than the
     /// age.
-    #[must_use]
     pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
         chunk_unix_micros.saturating_sub(self.age_micros)
     }
@@ -142,7 +140,6 @@ impl ChunkHeader {
     ///
     /// # Panics
     /// If the chunk is empty; [`ChunkRef::decode`] never returns an empty chunk.
-    #[must_use]
     pub fn last_sequence(&self) -> u64 {
         assert!(self.count > 0, "a chunk has at least one cookie");
         self.first_sequence + u64::from(self.count) - 1
@@ -150,7 +147,6 @@ impl ChunkHeader {
 }
 
 /// Number of bytes that [`put_cookie`] appends for this cookie.
-#[must_use]
 pub fn cookie_bytes(cookie: &CookieRef<'_>) -> usize {
     let length = encoded_bytes(cookie);
     1 + varint_bytes(length as u64) + length
@@ -238,7 +234,6 @@ pub fn seal(buffer: &mut Vec<u8>, header: &ChunkHeader) -> usize {
 }
 
 /// Encodes an event other than a chunk as a complete gRPC message with length prefix and padding.
-#[must_use]
 pub fn encode_event(event: v1::event::Event) -> Bytes {
     let event = v1::Event {
         event: Some(event),
@@ -350,13 +345,11 @@ impl ChunkRef {
     }
 
     /// The header.
-    #[must_use]
     pub fn header(&self) -> &ChunkHeader {
         &self.header
     }
 
     /// The encoded `Chunk` message, from which [`CookieRef`] borrows.
-    #[must_use]
     pub fn body(&self) -> &Bytes {
         &self.body
     }

@@ -88,7 +88,6 @@ pub enum RefusedAnswer {
 
 impl State {
     /// The name in the contracts file and of the metric label.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -120,19 +119,16 @@ impl Default for Contract {
 
 impl Contracts {
     /// The contract that applies to a DSP.
-    #[must_use]
     pub fn of(&self, dsp_id: u32) -> &Contract {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
     }
 
     /// The DSP of this name, in lower case.
-    #[must_use]
     pub fn named(&self, name: &str) -> Option<u32> {
         self.by_name.get(name).copied()
     }
 
     /// Whether a DSP has a name.
-    #[must_use]
     pub fn has_names(&self) -> bool {
         !self.by_name.is_empty()
     }
@@ -144,7 +140,6 @@ impl Contracts {
     }
 
     /// The settings of the privacy gate; `None` if it is off.
-    #[must_use]
     pub fn privacy(&self) -> Option<&privacy::Config> {
         let privacy = self.privacy.as_ref();
         privacy.filter(|privacy| privacy.mode != privacy::Mode::Off)
@@ -167,7 +162,6 @@ impl Contracts {
     }
 
     /// Whether the DSP has a contract of its own.
-    #[must_use]
     pub fn lists(&self, dsp_id: u32) -> bool {
         self.by_dsp.contains_key(&dsp_id)
     }
@@ -182,7 +176,6 @@ impl Contracts {
 
 impl Contract {
     /// Whether matches that the contract does not permit are recorded nevertheless.
-    #[must_use]
     pub fn observes(&self) -> bool {
         self.state == State::Observe
     }

@@ -81,13 +81,11 @@ pub struct KnownDsps(Arc<DspTable>);
 
 impl KnownDsps {
     /// All contracts, if there are any.
-    #[must_use]
     pub fn contracts(&self) -> Option<&Contracts> {
         self.0.contracts.as_deref()
     }
 
     /// The contract that applies to a DSP; `None` without contracts.
-    #[must_use]
     pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
         Some(self.contracts()?.of(dsp_id))
     }
@@ -138,7 +136,6 @@ impl Default for Tally {
 
 impl Tally {
     /// Whether it must be [added](Dsps::add) before the next request.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         // A request has up to three outcomes.
         self.len + 3 > TALLY_MAX
@@ -265,7 +262,6 @@ impl Dsps {
     }
 
     /// The DSPs that are known now.
-    #[must_use]
     pub fn known(&self) -> KnownDsps {
         let mut known = KnownDsps::default();
         self.refresh(&mut known);

@@ -44,7 +44,6 @@ pub enum HeadError {
 pub type Headers<'a> = [MaybeUninit<Header<'a>>; HEADERS_MAX];
 
 /// Empty storage for [`parse`].
-#[must_use]
 pub fn headers<'a>() -> Headers<'a> {
     [const { MaybeUninit::uninit() }; HEADERS_MAX]
 }

@@ -69,7 +69,6 @@ pub struct OptOut {
 
 impl OptOut {
     /// Counts deletions in `deletions`.
-    #[must_use]
     pub fn new(deletions: IntCounter) -> Self {
         Self {
             limits: RateLimits::new(RATES, ADDRESSES_MAX),

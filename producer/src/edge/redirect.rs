@@ -90,7 +90,6 @@ impl Template {
     }
 
     /// The host, without its port.
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }

@@ -36,13 +36,11 @@ macro_rules! rejections {
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
             /// Value of the metric label.
-            #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
             }
 
             /// One-line reason for the client, which names the parameter.
-            #[must_use]
             pub fn reason(self) -> &'static str {
                 match self { $(Self::$name => $reason,)+ }
             }
@@ -161,7 +159,6 @@ impl<'a> StatedMatch<'a> {
 }
 
 /// The DSP of a query that was rejected for another reason; `None` if it is invalid or repeated.
-#[must_use]
 pub fn dsp_id(query: &str) -> Option<u32> {
     let mut values = query
         .split('&')

@@ -58,19 +58,16 @@ impl AppendBatch {
     }
 
     /// Whether it must be appended before another cookie is pushed.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.encoded.len() >= FULL_BYTES
     }
 
     /// Whether the batch has no cookies.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
     /// Number of cookies.
-    #[must_use]
     pub fn count(&self) -> u32 {
         self.count
     }

@@ -31,31 +31,26 @@ impl Chunk {
     }
 
     /// Sequence of the first cookie.
-    #[must_use]
     pub fn first(&self) -> Sequence {
         self.header.first_sequence
     }
 
     /// Sequence of the last cookie.
-    #[must_use]
     pub fn last(&self) -> Sequence {
         self.header.last_sequence()
     }
 
     /// When the first cookie was appended, by the monotonic clock.
-    #[must_use]
     pub fn opened(&self) -> Instant {
         self.opened
     }
 
     /// The complete gRPC message with its length prefix, as every stream sends it.
-    #[must_use]
     pub fn wire(&self) -> &Bytes {
         &self.wire
     }
 
     /// Memory of the chunk in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.allocated + OVERHEAD_BYTES
     }
@@ -64,7 +59,6 @@ impl Chunk {
     ///
     /// # Panics
     /// When `first` is outside the chunk.
-    #[must_use]
     pub fn cookies_from(&self, first: Sequence) -> ChunkRef {
         let wire = self.wire_from(first);
         match StreamMessage::decode(wire.slice(wire::FRAME_PREFIX_BYTES..)) {
@@ -77,7 +71,6 @@ impl Chunk {
     ///
     /// # Panics
     /// When `first` is outside the chunk.
-    #[must_use]
     pub fn wire_from(&self, first: Sequence) -> Bytes {
         if first == self.first() {
             return self.wire.clone();

@@ -76,13 +76,11 @@ impl Reader {
     }
 
     /// The first sequence of the next delivery.
-    #[must_use]
     pub fn position(&self) -> Sequence {
         self.position
     }
 
     /// Lag in cookies just before the last delivery.
-    #[must_use]
     pub fn lag(&self) -> u64 {
         self.lag
     }

@@ -15,7 +15,6 @@ impl Shaping {
     }
 
     /// Number of cookies in all queues, including dead letters.
-    #[must_use]
     pub fn held(&self) -> u64 {
         self.state().shaper.held()
     }

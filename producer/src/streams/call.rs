@@ -12,7 +12,6 @@ pub enum Call {
 
 impl Call {
     /// Value of the metric label.
-    #[must_use]
     pub fn label(self) -> &'static str {
         match self {
             Self::GetCookies => "get_cookies",

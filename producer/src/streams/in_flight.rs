@@ -38,7 +38,6 @@ pub struct SubscriberInFlight {
 
 impl SubscriberInFlight {
     /// A subscriber without bytes in flight.
-    #[must_use]
     pub fn new(call: Call, name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -49,19 +48,16 @@ impl SubscriberInFlight {
     }
 
     /// Name and call of the subscriber, for log messages.
-    #[must_use]
     pub(crate) fn name(&self) -> (&str, &'static str) {
         (&self.name, self.call.label())
     }
 
     /// Bytes in flight on its streams.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// How often one of its streams was disconnected because the budget was exceeded.
-    #[must_use]
     pub fn disconnects(&self) -> u64 {
         self.disconnects.load(Ordering::Relaxed)
     }
@@ -149,7 +145,6 @@ pub struct InFlight {
 
 impl InFlight {
     /// Bytes in flight.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -173,7 +168,6 @@ impl InFlight {
     }
 
     /// Cancelled when the stream must end because the budget is exceeded.
-    #[must_use]
     pub fn disconnect(&self) -> &CancellationToken {
         &self.disconnect
     }

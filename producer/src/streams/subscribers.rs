@@ -176,7 +176,6 @@ pub struct RetainedPosition {
 
 impl Subscribers {
     /// Begins without subscribers. Allows up to `subscribers_max`, each retained for `retention` after its stream ends.
-    #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
         let burst = subscribers_max.max(SERIES_MAX) as u64;
         Self {
@@ -278,7 +277,6 @@ impl Subscribers {
     }
 
     /// Whether each node has carried out the deletions with these sequences, by name; and the number of nodes that were evicted.
-    #[must_use]
     pub fn confirmed(&self, first: Sequence, last: Sequence) -> (BTreeMap<String, Confirmed>, u64) {
         let table = self.table();
         let nodes = table
@@ -306,7 +304,6 @@ impl Subscribers {
     }
 
     /// Counters of all subscribers, sorted by call and name.
-    #[must_use]
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let mut all: Vec<_> = self
             .table()

@@ -55,7 +55,6 @@ const CAPITAL_FORMS: [(&[u8], &[u8]); 4] =
 const INNER_FORMS: [(&[u8], &[u8]); 3] = [(b"${", b"}"), (b"{{", b"}}"), (b"%%", b"%%")];
 
 /// The flaw of a buyer uid; `None` for an id. `macros` are further macros that have the form of an id.
-#[must_use]
 pub fn flaw(uid: &str, macros: &[String]) -> Option<Flaw> {
     let bytes = uid.as_bytes();
     // Without a branch per byte, so that it is vectorized.

@@ -76,7 +76,6 @@ pub struct File {
 
 impl File {
     /// A file that is not yet read.
-    #[must_use]
     pub fn new(file: NamedFile) -> Self {
         Self {
             file,

@@ -14,7 +14,6 @@ use super::{
 impl Signals<'_> {
     /// Whether the signals in a query say whether GDPR applies, and contain a consent string if it does. The string is not
     /// judged.
-    #[must_use]
     pub fn are_complete(&self) -> bool {
         let config = Config::default();
         let consent_string = || {
@@ -28,14 +27,12 @@ impl Signals<'_> {
 
 impl Config {
     /// Decides whether a match of a DSP with this vendor id may be stored. The mode has no effect.
-    #[must_use]
     pub fn decide(&self, signals: &Signals<'_>, dsp_vendor: Option<NonZeroU16>) -> Outcome {
         let outcome = self.first_refusal(signals, dsp_vendor);
         outcome.unwrap_or(Outcome::Malformed)
     }
 
     /// Whether a match with this outcome is refused. Matches with the opt-out cookie have their own response, in every mode.
-    #[must_use]
     pub fn refuses(&self, outcome: Outcome) -> bool {
         self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
     }

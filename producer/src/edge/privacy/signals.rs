@@ -27,7 +27,6 @@ pub struct Signals<'a> {
 
 impl<'a> Signals<'a> {
     /// The signals in a query. Of a repeated parameter, the first value that is not empty counts.
-    #[must_use]
     pub fn in_query(query: &'a str) -> Self {
         let mut signals = Self::default();
         let mut start = 0;
@@ -56,7 +55,6 @@ impl<'a> Signals<'a> {
     }
 
     /// The signals in a query and in headers, except the opt-out cookie.
-    #[must_use]
     pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
         let mut signals = Self::in_query(query);
         let country_header = config
