@@ -208,7 +208,7 @@ impl Api {
             None => Ok(tokens::local()),
         };
         let client = client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
-        if !client.permissions.has(permission) {
+        if !client.permissions.names.contains(permission) {
             let detail = format!("the token lacks the permission `{permission}`");
             return Err(Problem::new(FORBIDDEN, detail));
         }

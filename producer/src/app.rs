@@ -23,16 +23,8 @@ use self::open_files::FILES_MIN;
 use crate::{
     api::{self, Api},
     config::Config,
-    edge::{
-        self, Edge, Opening,
-        contracts::{
-            Contracts,
-            status::{self, ContractsStatus},
-        },
-        dsps::Dsps,
-        opt_out::OptOut,
-    },
-    epoch_history::{self, epoch},
+    edge::{self, Edge, contracts::Contracts, dsps::Dsps, opt_out::OptOut},
+    epoch_history,
     log::{self, Log},
     memory, metrics,
     readiness::{AcceptTask, Readiness},
@@ -44,6 +36,9 @@ use crate::{
         times_to_live::TimesToLive,
     },
 };
+
+/// A stream that was idle for this long gets a heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How often expired subscribers are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -133,12 +128,19 @@ impl App {
         let (epoch_history, current_epoch) = epoch_history::begin(
             config.network.state.as_deref(),
             &producer_id,
-            epoch::generate(),
+            epoch_history::new_epoch(),
             &registry,
         )?;
         let epoch = epoch_history.epoch();
         let progress = current_epoch.map(|it| Box::new(it) as Box<dyn log::Progress>);
-        let log = Log::with_progress(config.retention.log(epoch), progress);
+        let log = log::Config {
+            epoch,
+            bytes_max: config.retention.log_bytes,
+            chunk_bytes: config.retention.chunk_bytes,
+            chunk_age: config.retention.chunk_age,
+            idle_after: HEARTBEAT,
+        };
+        let log = Log::with_progress(log, progress);
         let subscribers = Subscribers::new(
             config.retention.subscriber_retention,
             config.limits.subscribers,
@@ -146,16 +148,15 @@ impl App {
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
-        let contracts = config.dsps.contracts.clone();
+        let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
-        let shaping = contracts.map(|file| Shaping::start(&producer_id, file, spool, log.clone()));
-        let shaping = shaping.transpose()?;
+        let shape = |file| Shaping::start(&producer_id, file, spool, log.clone());
+        let shaping = file.clone().map(shape).transpose()?;
         shaping::register(&registry, shaping.clone())?;
-        let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
+        let contracts = file.as_ref().map(|file| file.current());
         let times_to_live = TimesToLive::default();
-        if let Some(contracts) = &contracts {
-            times_to_live.set(contracts.times_to_live());
-        }
+        let times = contracts.as_ref().map(|it| it.times_to_live());
+        times_to_live.set(times.unwrap_or_default());
         let streams = Streams::new(streams::Config {
             log: log.clone(),
             subscribers: subscribers.clone(),
@@ -168,14 +169,7 @@ impl App {
             times_to_live: times_to_live.clone(),
         });
         let server = Server::new(streams, &registry).await?;
-        let edge = edge::Metrics::register(&registry, contracts)?;
-        let dsps = edge.dsps.clone();
-        let contracts = config.dsps.contracts.clone();
-        let contracts = contracts.map(|file| ContractsStatus {
-            file,
-            dsps: dsps.clone(),
-        });
-        status::register(&registry, contracts.clone())?;
+        let edge = edge::Metrics::register(&registry, file, contracts)?;
         let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,
@@ -190,7 +184,7 @@ impl App {
             services: services.clone(),
             draining: CancellationToken::new(),
             health: server.health.clone(),
-            dsps: dsps.clone(),
+            dsps: edge.dsps.clone(),
             times_to_live,
         };
         let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
@@ -216,7 +210,7 @@ impl App {
                 producer_id: producer_id.clone(),
                 log: app.log.clone(),
                 shaping: app.shaping.clone(),
-                dsps,
+                dsps: app.dsps.clone(),
                 subscribers: app.subscribers.clone(),
                 draining: app.draining.clone(),
                 deletions,
@@ -229,15 +223,22 @@ impl App {
             let serving = api.serve(port, tls, services.connections("api")?, app.api.clone());
             app.api.tasks.spawn(serving);
         }
-        let opening = Opening {
-            proxies: config.network.proxies(),
-            tls: access.http_tls.clone(),
-        };
+        let serving_edge = edge.serve(
+            ports.http,
+            config.network.proxies(),
+            access.http_tls.clone(),
+            app.runtime_config.http.subscribe(),
+            services.connections("http")?,
+            app.edge.clone(),
+        );
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, edge, opening, services.connections("http")?),
+            http: AcceptTask {
+                address: addresses.http,
+                task: app.edge.tasks.spawn(serving_edge).abort_handle(),
+            },
             grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
-            contracts,
+            dsps: app.dsps.clone(),
             shaping: app.shaping.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
@@ -250,21 +251,6 @@ impl App {
             "producer started"
         );
         Ok(app)
-    }
-
-    fn start_edge(
-        &self,
-        listener: impl Listener,
-        edge: Edge,
-        opening: Opening,
-        connections: listen::Metrics,
-    ) -> AcceptTask {
-        let limits = self.runtime_config.http.subscribe();
-        let serving = edge.serve(listener, opening, limits, connections, self.edge.clone());
-        AcceptTask {
-            address: self.addresses.http,
-            task: self.edge.tasks.spawn(serving).abort_handle(),
-        }
     }
 
     fn start_shaping(&self) {

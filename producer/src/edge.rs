@@ -33,7 +33,7 @@ pub use self::metrics::Metrics;
 use self::{
     answer::Answer,
     connection::EdgeConnection,
-    contracts::{Contract, Contracts},
+    contracts::{Contract, Contracts, State},
     dsps::{KnownDsps, Tally},
     head::Head,
     mint::UidMode,
@@ -59,15 +59,6 @@ struct ReadRequests<'a> {
     output: &'a mut Vec<u8>,
 }
 
-/// How connections begin, before their first request.
-#[derive(Debug, Clone, Default)]
-pub struct Opening {
-    /// Load balancers that begin their connections with a PROXY header.
-    pub proxies: Proxies,
-    /// Handshakes; `None` if connections are unencrypted.
-    pub tls: Option<Arc<Handshakes>>,
-}
-
 /// The edge of one producer.
 #[derive(Debug)]
 pub struct Edge {
@@ -86,11 +77,12 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Accepts connections until the stage stops. Each connection then finishes the requests that it has read.
+    /// Accepts connections until the stage stops, with PROXY headers from `proxies`; without `tls`, they are unencrypted. Each connection then finishes the requests that it has read.
     pub async fn serve(
         self,
         listener: impl Listener,
-        Opening { proxies, tls }: Opening,
+        proxies: Proxies,
+        tls: Option<Arc<Handshakes>>,
         limits: watch::Receiver<Limits>,
         metrics: listen::Metrics,
         stage: Stage,
@@ -132,7 +124,11 @@ impl Edge {
         headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Result<Outcome, Closed> {
-        let names_dsps = || read.known.contracts().is_some_and(Contracts::has_names);
+        let names_dsps = || {
+            read.known
+                .contracts()
+                .is_some_and(|it| !it.by_name.is_empty())
+        };
         let is_set_uid = match (head.path, &self.opt_out) {
             ("/" | "/sync", _) => false,
             (set_uid::PATH, _) if names_dsps() => true,
@@ -196,13 +192,13 @@ impl Edge {
         };
         let refusal = contract.and_then(|it| it.refusal(buyer_uid));
         if let (Some(contract), Some(rejection)) = (contract, refusal)
-            && !contract.observes()
+            && contract.state != State::Observe
         {
             read.tally.rejected(Some(dsp_id), rejection);
             let answer = contract.begin_refusal(format, headers, read.output);
             return Outcome::Rejected(rejection, answer);
         }
-        let gate = read.known.privacy();
+        let gate = read.known.contracts().and_then(Contracts::privacy);
         let reads_opt_out = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
         let opted_out = reads_opt_out && opt_out::has_cookie(headers);
         let mut observed = None;

@@ -18,6 +18,12 @@
 //! A subscriber has lost the rest of the epoch of its cursor, and all later epochs before the current one. Their sum is
 //! reported only if all these epochs are known.
 //!
+//! # The epoch
+//!
+//! It is unique among the runs of a producer. Consumers compare epochs only for equality: with a repeated one, a consumer
+//! would resume in the middle of a run that it never read. Its lowest bits are random, so a clock that is set back, or
+//! starts at the same time with every boot, does not repeat an epoch. The other bits are the start time, for operators.
+//!
 //! # Constraints
 //!
 //! - The record must be in memory, because appends beyond the bound wait for its write. A directory on disk is rejected.
@@ -33,15 +39,19 @@
 //! One `pwrite` of 400 bytes to memory per `BOUND_STEP` cookies, and two per chunk that is sealed by age, under the lock of
 //! the log.
 
-pub(crate) mod epoch;
 mod file;
 mod record;
 
-use std::{io, path::Path, sync::Arc};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    io,
+    path::Path,
+    sync::Arc,
+};
 
 use prometheus::IntGauge;
 use proto::v1::{Cursor, Tail};
-use runtime::metrics::Registry;
+use runtime::{metrics::Registry, unix_micros};
 
 pub(crate) use self::record::{fnv, fnv_after};
 use self::{
@@ -58,6 +68,9 @@ pub(crate) const DEFAULT_DIR: &str = "/dev/shm";
 
 /// Maximum bytes of a producer's id in its file name, which also contains a hash of the full id.
 const NAME_BYTES_MAX: usize = 48;
+
+/// Two runs that start at the same time get the same epoch once in 65,536; the time is accurate to 66 ms.
+const EPOCH_RANDOM_BITS: u32 = 16;
 
 /// The current epoch and the recorded ends of earlier epochs.
 #[derive(Debug, Clone)]
@@ -218,6 +231,18 @@ impl CurrentEpoch {
         }
         end
     }
+}
+
+/// The epoch of a run that starts now.
+pub(crate) fn new_epoch() -> u64 {
+    // Seeded by the system for each process.
+    epoch_at(unix_micros(), RandomState::new().hash_one(0))
+}
+
+fn epoch_at(now: u64, random: u64) -> u64 {
+    let mask = (1 << EPOCH_RANDOM_BITS) - 1;
+    // Never 0, which means no epoch.
+    ((now & !mask) | (random & mask)).max(1)
 }
 
 /// File name of the record of a producer: readable, and unique per id.

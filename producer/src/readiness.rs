@@ -9,7 +9,7 @@ use runtime::{
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{edge::contracts::status::ContractsStatus, shaping::Shaping};
+use crate::{edge::dsps::Dsps, shaping::Shaping};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Readiness {
     /// The port for subscribers.
     pub grpc: AcceptTask,
     /// The contracts, reported but always ready: an invalid version of the file stops neither requests nor streams.
-    pub contracts: Option<ContractsStatus>,
+    pub dsps: Dsps,
     /// The DSP rate limits, reported but always ready.
     pub shaping: Option<Shaping>,
 }
@@ -37,8 +37,8 @@ pub struct AcceptTask {
 
 impl Pages for Readiness {
     fn components(&self) -> Vec<Component> {
-        let contracts = self.contracts.iter();
-        let contracts = contracts.map(|it| Component::new("contracts", Ok(it.describe())));
+        let contracts = self.dsps.describe_contracts();
+        let contracts = contracts.map(|it| Component::new("contracts", Ok(it)));
         let limits = self.shaping.iter();
         let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.describe())));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
@@ -64,6 +64,7 @@ impl AcceptTask {
 
 #[cfg(test)]
 mod tests {
+    use runtime::metrics::Registry;
     use tokio_util::task::TaskTracker;
 
     use super::*;
@@ -79,7 +80,7 @@ mod tests {
             draining: CancellationToken::new(),
             http: accept_task(1),
             grpc: accept_task(2),
-            contracts: None,
+            dsps: Dsps::register(&Registry::new(), None, None).unwrap(),
             shaping: None,
         };
         let failing = || {

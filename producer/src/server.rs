@@ -28,20 +28,7 @@ use crate::{security::AccessControl, streams::Streams};
 const SMALL_REQUEST_BYTES_MAX: usize = 4 * 1024;
 
 /// Idle timeout of connections without calls.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Connection limits of the gRPC port; by default, one address may use half of all connections.
-#[must_use]
-pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option<usize>) -> Limits {
-    Limits {
-        connections_max,
-        connections_per_address_max: connections_per_address_max
-            .or_else(|| Some(connections_max.div_ceil(2))),
-        request_timeout: None,
-        idle_timeout: IDLE_TIMEOUT,
-        write_timeout: None,
-    }
-}
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The services of one producer.
 #[derive(Debug, Clone)]
@@ -63,21 +50,14 @@ impl Server {
                 .register_encoded_file_descriptor_set(v1::DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
+        let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_serving::<Streams>().await;
         let routes = Routes::default()
             .add_service(streams)
             .add_service(health.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX))
-            .add_service(
-                reflection()
-                    .build_v1()?
-                    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
-            )
-            .add_service(
-                reflection()
-                    .build_v1alpha()?
-                    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
-            )
+            .add_service(v1.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX))
+            .add_service(v1alpha.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX))
             .prepare();
         Ok(Self {
             routes,

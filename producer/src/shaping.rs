@@ -53,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     cookie_table::QueuedCookie,
     counters::RemovalOutcome,
-    queue::Admission,
+    queue::{Admission, nanos},
     shaper::{RELEASE_BATCH_MAX, Shaper},
     sharing::LeasedShares,
     spool::Spool,
@@ -116,7 +116,7 @@ impl Shaping {
             locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
         let spool = spool.map(lock).transpose()?;
-        let rules = Arc::clone(file.current().limits());
+        let rules = Arc::clone(&file.current().limits);
         let sharing = rules.sharing.as_ref();
         let leased = sharing.map(|it| LeasedShares::new(it, name));
         let started_unix_nanos = unix_micros().saturating_mul(1000);
@@ -147,8 +147,9 @@ impl Shaping {
     /// The time of an instant by the shaper's clock: Unix time in nanoseconds at the start, and monotonic from there.
     fn nanos(&self, instant: Instant) -> u64 {
         let elapsed = instant.saturating_duration_since(self.shared.started);
-        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        self.shared.started_unix_nanos.saturating_add(elapsed)
+        self.shared
+            .started_unix_nanos
+            .saturating_add(nanos(elapsed))
     }
 
     fn now(&self) -> u64 {
@@ -239,8 +240,8 @@ impl Shaping {
         self.append_released(&mut state, &released);
         let is_idle = state.rules.limits.is_empty() && state.shaper.held() == 0;
         self.shared.is_idle.store(is_idle, Ordering::Relaxed);
-        let wait_max = u64::try_from(POLL_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
-        let wait = state.shaper.due().saturating_sub(now).min(wait_max);
+        let wait = state.shaper.due().saturating_sub(now);
+        let wait = wait.min(nanos(POLL_INTERVAL));
         state.next_wake = now.saturating_add(wait);
         Duration::from_nanos(wait)
     }
@@ -258,7 +259,7 @@ impl Shaping {
     }
 
     fn update_rules(&self, state: &mut ShapingState, now: u64) {
-        let newest = Arc::clone(self.shared.file.current().limits());
+        let newest = Arc::clone(&self.shared.file.current().limits);
         if !Arc::ptr_eq(&newest, &state.rules) {
             state.shaper.set_rules(&newest, now);
             state.rules = newest;

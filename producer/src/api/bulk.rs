@@ -16,7 +16,7 @@ use super::{
     Api, ROWS,
     body::{self, ROW_BYTES_MAX, Rows},
     idempotency::{FirstResponse, Key},
-    problem::{Problem, UNAUTHORIZED},
+    problem::{OTHER_BODY, Problem, UNAUTHORIZED},
     tokens::Client,
 };
 use crate::edge::request::Rejection;
@@ -140,7 +140,11 @@ impl Api {
         };
         let key = Key::admit(self, &bulk.client.name, head)?;
         if let Some(first) = key.as_ref().and_then(|key| key.first.as_ref()) {
-            return first.repeat(bulk.skip().await?);
+            if bulk.skip().await? == first.digest {
+                return Ok(first.reply());
+            }
+            let detail = "an earlier request with this Idempotency-Key had a different body";
+            return Err(Problem::new(OTHER_BODY, detail));
         }
         let read = bulk.read().await;
         read.map_err(|problem| problem.with("accepted", bulk.summary.accepted))?;

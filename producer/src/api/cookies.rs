@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     edge::{
-        contracts::Contract,
+        contracts,
         dsps::{KnownDsps, Tally},
     },
     log::AppendBatch,
@@ -98,7 +98,7 @@ impl Intake for Cookies<'_> {
         let contract = self.known.contract(row.d);
         let refusal = contract.and_then(|contract| contract.refusal(&row.b));
         if let Some(rejection) = refusal
-            && !contract.is_some_and(Contract::observes)
+            && !contract.is_some_and(|it| it.state == contracts::State::Observe)
         {
             return Err(rejection.label());
         }

@@ -12,7 +12,7 @@ use runtime::reply::{Reply, content};
 
 use super::{
     Api,
-    problem::{IN_PROGRESS, INVALID, OTHER_BODY, Problem},
+    problem::{IN_PROGRESS, INVALID, Problem},
 };
 
 /// Time for which a response is kept.
@@ -61,18 +61,6 @@ pub(super) struct Key {
 impl FirstResponse {
     pub(super) fn reply(&self) -> Reply {
         content(self.status, "application/json", self.body.clone())
-    }
-
-    /// The response to a request with the same key, whose body has this digest.
-    ///
-    /// # Errors
-    /// 422 if it is another body.
-    pub(super) fn repeat(&self, digest: u64) -> Result<Reply, Problem> {
-        if digest == self.digest {
-            return Ok(self.reply());
-        }
-        let detail = "an earlier request with this Idempotency-Key had a different body";
-        Err(Problem::new(OTHER_BODY, detail))
     }
 }
 

@@ -53,7 +53,7 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
             let limits = Reloader::load(File::new(named.unwrap())).unwrap();
             Shaping::start("", Arc::new(limits), None, log.clone()).unwrap()
         }),
-        dsps: Dsps::register(&registry, None).unwrap(),
+        dsps: Dsps::register(&registry, None, None).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
         deletions: registry.add(producer::DELETIONS).unwrap(),

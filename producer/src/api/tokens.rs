@@ -21,7 +21,7 @@ pub(super) type Client = token::Client<Permissions>;
 pub struct Permissions {
     /// DSPs whose cookies the client may add or delete; `None` for all.
     dsps: Option<BTreeSet<u32>>,
-    names: BTreeSet<&'static str>,
+    pub(super) names: BTreeSet<&'static str>,
 }
 
 /// Permission to add matches.
@@ -42,10 +42,6 @@ pub(super) fn local() -> Arc<Client> {
 }
 
 impl Permissions {
-    pub(super) fn has(&self, permission: &str) -> bool {
-        self.names.contains(permission)
-    }
-
     /// Whether they cover this DSP; all DSPs if that is 0.
     pub(super) fn may_use(&self, dsp_id: u32) -> bool {
         self.dsps.as_ref().is_none_or(|dsps| dsps.contains(&dsp_id))
@@ -89,9 +85,9 @@ mod tests {
             [0, 1, 2, 3].map(|dsp| one.may_use(dsp)),
             [false, true, true, false]
         );
-        assert!(one.has(WRITE) && !one.has(DELETE));
+        assert!(one.names.contains(WRITE) && !one.names.contains(DELETE));
         let two = Permissions::parse(&["*", "write,delete"]).unwrap();
-        assert!(two.may_use(0) && two.may_use(3) && two.has(DELETE));
+        assert!(two.may_use(0) && two.may_use(3) && two.names.contains(DELETE));
         for invalid in [["0", "write"], ["x", "write"], ["*", "admin"]] {
             assert!(Permissions::parse(&invalid).is_err(), "{invalid:?}");
         }

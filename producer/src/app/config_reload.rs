@@ -3,7 +3,7 @@
 use runtime::listen::Limits;
 use tokio::sync::watch;
 
-use super::open_files::EffectiveConnections;
+use super::open_files;
 use crate::{
     config::{Config, Shutdown},
     server,
@@ -22,10 +22,10 @@ pub struct RuntimeConfig {
 impl RuntimeConfig {
     /// Begins with the settings in `config`.
     pub(super) fn new(config: &Config, subscribers: Subscribers) -> Self {
-        let effective = EffectiveConnections::now(config);
+        let (http, grpc) = connection_limits(config);
         Self {
-            http: watch::Sender::new(http_limits(config, effective)),
-            grpc: watch::Sender::new(grpc_limits(config, effective)),
+            http: watch::Sender::new(http),
+            grpc: watch::Sender::new(grpc),
             shutdown: watch::Sender::new(config.shutdown),
             subscribers,
         }
@@ -33,9 +33,9 @@ impl RuntimeConfig {
 
     /// Applies the reloadable settings in `config`.
     pub fn apply(&self, config: &Config) {
-        let effective = EffectiveConnections::now(config);
-        self.http.send_replace(http_limits(config, effective));
-        self.grpc.send_replace(grpc_limits(config, effective));
+        let (http, grpc) = connection_limits(config);
+        self.http.send_replace(http);
+        self.grpc.send_replace(grpc);
         self.shutdown.send_replace(config.shutdown);
         self.subscribers.set_limits(
             config.retention.subscriber_retention,
@@ -44,17 +44,26 @@ impl RuntimeConfig {
     }
 }
 
-/// Limits of the HTTP port, reduced if the open-file limit is too low.
-fn http_limits(config: &Config, effective: EffectiveConnections) -> Limits {
-    Limits {
-        connections_max: effective.http,
-        ..config.limits.http()
-    }
-}
-
-/// Limits of the gRPC port, reduced in the same way.
-fn grpc_limits(config: &Config, effective: EffectiveConnections) -> Limits {
-    server::limits(effective.grpc, config.limits.grpc_connections_per_address)
+/// Limits of the HTTP port and of the gRPC port, reduced if the open-file limit is too low.
+fn connection_limits(config: &Config) -> (Limits, Limits) {
+    let limits = &config.limits;
+    let (http, grpc) = open_files::connections(config);
+    let http = Limits {
+        connections_max: http,
+        connections_per_address_max: limits.http_connections_per_address,
+        request_timeout: Some(limits.request_timeout),
+        idle_timeout: limits.idle_timeout,
+        write_timeout: Some(limits.write_timeout),
+    };
+    let per_address = limits.grpc_connections_per_address;
+    let grpc = Limits {
+        connections_max: grpc,
+        connections_per_address_max: per_address.or_else(|| Some(grpc.div_ceil(2))),
+        request_timeout: None,
+        idle_timeout: server::IDLE_TIMEOUT,
+        write_timeout: None,
+    };
+    (http, grpc)
 }
 
 #[cfg(test)]

@@ -8,51 +8,36 @@ pub(super) const FILES_MIN: u64 = 256;
 /// Files reserved for other purposes, or a quarter of all files if that is less.
 const OTHER_FILES: u64 = 512;
 
-/// Effective connection limit of each port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EffectiveConnections {
-    pub(super) http: usize,
-    pub(super) grpc: usize,
+/// The configured connection limits of the HTTP port and the gRPC port, reduced if the open-file limit is too low.
+pub(super) fn connections(config: &Config) -> (usize, usize) {
+    let files = runtime::raise_open_files();
+    let limits = &config.limits;
+    let configured = (limits.http_connections, limits.grpc_connections);
+    let effective = share(configured.0, configured.1, files);
+    if effective != configured {
+        tracing::warn!(
+            files,
+            http_connections = effective.0,
+            grpc_connections = effective.1,
+            "open-file limit too low for the configured connections"
+        );
+    }
+    effective
 }
 
-impl EffectiveConnections {
-    /// The configured limits, reduced if the open-file limit is too low.
-    pub(super) fn now(config: &Config) -> Self {
-        let files = runtime::raise_open_files();
-        let (http, grpc) = (
-            config.limits.http_connections,
-            config.limits.grpc_connections,
-        );
-        let effective = Self::share(http, grpc, files);
-        if effective != (Self { http, grpc }) {
-            let Self { http, grpc } = effective;
-            tracing::warn!(
-                files,
-                http_connections = http,
-                grpc_connections = grpc,
-                "open-file limit too low for the configured connections"
-            );
-        }
-        effective
+/// Divides too few files in proportion to the configured limits. Each port gets at least a quarter, or its configured
+/// limit if that is less.
+fn share(http: usize, grpc: usize, files: u64) -> (usize, usize) {
+    let spare = files.saturating_sub(OTHER_FILES.min(files / 4));
+    let spare = usize::try_from(spare).unwrap_or(usize::MAX);
+    let configured = http.saturating_add(grpc);
+    if configured <= spare {
+        return (http, grpc);
     }
-
-    /// Divides too few files in proportion to the configured limits. Each port gets at least a quarter, or its configured
-    /// limit if that is less.
-    fn share(http: usize, grpc: usize, files: u64) -> Self {
-        let spare = files.saturating_sub(OTHER_FILES.min(files / 4));
-        let spare = usize::try_from(spare).unwrap_or(usize::MAX);
-        let configured = http.saturating_add(grpc);
-        if configured <= spare {
-            return Self { http, grpc };
-        }
-        let share = spare as u128 * grpc as u128 / configured as u128;
-        let share = usize::try_from(share).unwrap_or(spare);
-        let grpc = grpc.min(share.clamp(spare / 4, spare - spare / 4));
-        Self {
-            http: http.min(spare - grpc),
-            grpc,
-        }
-    }
+    let share = spare as u128 * grpc as u128 / configured as u128;
+    let share = usize::try_from(share).unwrap_or(spare);
+    let grpc = grpc.min(share.clamp(spare / 4, spare - spare / 4));
+    (http.min(spare - grpc), grpc)
 }
 
 #[cfg(test)]
@@ -61,9 +46,7 @@ mod tests {
 
     #[track_caller]
     fn check(configured: (usize, usize), files: u64, expected: (usize, usize)) {
-        let EffectiveConnections { http, grpc } =
-            EffectiveConnections::share(configured.0, configured.1, files);
-        assert_eq!((http, grpc), expected);
+        assert_eq!(share(configured.0, configured.1, files), expected);
     }
 
     #[test]

@@ -18,15 +18,12 @@ use proto::{
     limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN},
 };
 use runtime::{
-    listen::{self, Proxies},
+    listen::Proxies,
     settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
 use super::{api::ApiArgs, dsps::DspsArgs};
-use crate::{edge::mint::UidMode, epoch_history::DEFAULT_DIR, log, security::SecurityArgs};
-
-/// A stream that was idle for this long gets a heartbeat.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+use crate::{edge::mint::UidMode, epoch_history::DEFAULT_DIR, security::SecurityArgs};
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
@@ -178,19 +175,6 @@ pub struct Retention {
     pub rewind_bytes: usize,
 }
 
-impl Retention {
-    /// The configuration of the log of an epoch.
-    pub(crate) fn log(&self, epoch: u64) -> log::Config {
-        log::Config {
-            epoch,
-            bytes_max: self.log_bytes,
-            chunk_bytes: self.chunk_bytes,
-            chunk_age: self.chunk_age,
-            idle_after: HEARTBEAT,
-        }
-    }
-}
-
 /// Limits of connections, memory and time for clients.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Resource limits")]
@@ -321,20 +305,6 @@ pub struct Shutdown {
         value_parser = time(Duration::ZERO..=TIME_MAX)
     )]
     pub drain_timeout: Duration,
-}
-
-impl ResourceLimits {
-    /// Limits of the HTTP port.
-    #[must_use]
-    pub fn http(&self) -> listen::Limits {
-        listen::Limits {
-            connections_max: self.http_connections,
-            connections_per_address_max: self.http_connections_per_address,
-            request_timeout: Some(self.request_timeout),
-            idle_timeout: self.idle_timeout,
-            write_timeout: Some(self.write_timeout),
-        }
-    }
 }
 
 const fn ms(milliseconds: u64) -> Duration {

@@ -1,9 +1,9 @@
 //! Answers to valid matches, which the contract of a DSP selects.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What a browser gets for a valid match. Without contracts, it is `Empty`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
     /// Status 200 without a body.
@@ -24,20 +24,6 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The name in the contracts file.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Empty => "empty",
-            Self::None => "none",
-            Self::Gif => "gif",
-            Self::Png => "png",
-            Self::Json => "json",
-            Self::Redirect => "redirect",
-            Self::Html => "html",
-        }
-    }
-
     /// Appends the first lines of the response. The caller may append further headers;
     /// [`Responses::write`](super::response::Responses::write) completes the response. Does nothing for `Empty`.
     pub(super) fn begin(self, output: &mut Vec<u8>) {

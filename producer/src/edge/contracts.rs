@@ -4,7 +4,6 @@
 
 pub mod file;
 mod plan;
-pub mod status;
 
 use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
@@ -19,7 +18,7 @@ use proto::{
     wire::CookieRef,
 };
 use regex::Regex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{answer::Answer, head, privacy, redirect::Template, request::Rejection};
 
@@ -28,11 +27,11 @@ use super::{answer::Answer, head, privacy, redirect::Template, request::Rejectio
 pub struct Contracts {
     by_dsp: HashMap<u32, Contract, RandomState>,
     /// The DSPs by name, in lower case.
-    by_name: HashMap<String, u32, RandomState>,
+    pub(super) by_name: HashMap<String, u32, RandomState>,
     /// That of all other DSPs.
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
-    limits: Arc<Rules>,
+    pub(crate) limits: Arc<Rules>,
     privacy: Option<privacy::Config>,
 }
 
@@ -76,7 +75,7 @@ pub enum State {
 }
 
 /// What a browser gets if its match is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RefusedAnswer {
     /// An error status with the reason.
@@ -123,22 +122,6 @@ impl Contracts {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
     }
 
-    /// The DSP of this name, in lower case.
-    pub fn named(&self, name: &str) -> Option<u32> {
-        self.by_name.get(name).copied()
-    }
-
-    /// Whether a DSP has a name.
-    pub fn has_names(&self) -> bool {
-        !self.by_name.is_empty()
-    }
-
-    /// The rate limits; empty if the file has none.
-    #[must_use]
-    pub fn limits(&self) -> &Arc<Rules> {
-        &self.limits
-    }
-
     /// The settings of the privacy gate; `None` if it is off.
     pub fn privacy(&self) -> Option<&privacy::Config> {
         let privacy = self.privacy.as_ref();
@@ -146,7 +129,6 @@ impl Contracts {
     }
 
     /// The times to live, for the nodes.
-    #[must_use]
     pub fn times_to_live(&self) -> TimesToLive {
         let seconds = |contract: &Contract| contract.ttl.map_or(0, |ttl| ttl.as_secs());
         let dsps = self.listed().map(|(dsp_id, contract)| DspTimeToLive {
@@ -175,13 +157,7 @@ impl Contracts {
 }
 
 impl Contract {
-    /// Whether matches that the contract does not permit are recorded nevertheless.
-    pub fn observes(&self) -> bool {
-        self.state == State::Observe
-    }
-
     /// Why the contract does not permit a match with this buyer uid.
-    #[must_use]
     pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
         match self.state {
             State::Blocked => return Some(Rejection::DspBlocked),
@@ -203,7 +179,6 @@ impl Contract {
 
     /// The rejection of a buyer uid, as sent, that was rejected while it was decoded: macros with a percent sign are not
     /// valid encodings.
-    #[must_use]
     pub fn refusal_of_invalid(&self, rejection: Rejection, sent: &str) -> Rejection {
         let is_encoding = matches!(
             rejection,

@@ -30,13 +30,14 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use metric_defs::producer::{DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE};
+use metric_defs::producer::{
+    CONTRACTS_REFUSED_VERSION, CONTRACTS_VERSION, DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE,
+};
 use proto::limits::CONTRACTS_MAX;
-use runtime::metrics::{Family, Registry, as_f64, family};
+use runtime::metrics::{Family, Registry, as_f64, family, value};
 
 use super::{
-    contracts::{Contract, Contracts},
-    privacy,
+    contracts::{Contract, Contracts, file::ContractsFile},
     request::Rejection,
 };
 
@@ -89,12 +90,6 @@ impl KnownDsps {
     pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
         Some(self.contracts()?.of(dsp_id))
     }
-
-    /// The settings of the privacy gate; `None` if it is off.
-    #[must_use]
-    pub fn privacy(&self) -> Option<&privacy::Config> {
-        self.contracts()?.privacy()
-    }
 }
 
 /// All series by DSP.
@@ -102,6 +97,7 @@ impl KnownDsps {
 struct DspTable {
     version: usize,
     contracts: Option<Arc<Contracts>>,
+    /// 1 at the start, incremented by each reload; 0 without contracts.
     contracts_version: u64,
     /// Listed DSPs, or without a list the first DSPs seen.
     series: HashMap<u32, Arc<Series>, RandomState>,
@@ -183,6 +179,8 @@ pub struct Dsps {
 
 #[derive(Debug)]
 struct DspsShared {
+    /// The contracts file, if there is one.
+    file: Option<ContractsFile>,
     table: Mutex<Arc<DspTable>>,
     /// Version of the table, readable without the lock.
     version: AtomicUsize,
@@ -236,10 +234,12 @@ impl Dsps {
     /// When a metric is registered already.
     pub fn register(
         registry: &Registry,
+        file: Option<ContractsFile>,
         contracts: Option<Arc<Contracts>>,
     ) -> prometheus::Result<Self> {
         let dsps = Self {
             shared: Arc::new(DspsShared {
+                file,
                 table: Mutex::default(),
                 version: AtomicUsize::new(0),
                 other: Series::default(),
@@ -291,10 +291,13 @@ impl Dsps {
         });
     }
 
-    /// Version of the contracts: 1 at the start, incremented by each reload; 0 without contracts.
-    #[must_use]
-    pub fn contracts_version(&self) -> u64 {
-        self.shared.table().contracts_version
+    /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
+    pub(crate) fn describe_contracts(&self) -> Option<String> {
+        let error = self.shared.file.as_ref()?.error();
+        let error = error.map(|error| format!(", the newest version is invalid: {error}"));
+        let version = self.shared.table().contracts_version;
+        let error = error.unwrap_or_default();
+        Some(format!("version {version} is active{error}"))
     }
 
     /// Counts the requests of a batch and empties the tally; to be called after the cookies are in the log.
@@ -337,6 +340,9 @@ impl Dsps {
         };
         let table = Arc::clone(&self.shared.table());
         let contracts = table.contracts.as_ref();
+        let version = contracts.map(|_| as_f64(table.contracts_version));
+        let file = self.shared.file.as_ref();
+        let refused = file.map(|it| f64::from(u8::from(it.error().is_some())));
         let listed = contracts.iter().flat_map(|contracts| contracts.listed());
         let named: Vec<_> = listed
             .map(|(dsp_id, it)| (dsp_id.to_string(), it))
@@ -347,6 +353,8 @@ impl Dsps {
             family(DSP_COOKIES, counts(0..WOULD_REFUSE)),
             family(DSP_WOULD_REFUSE, counts(WOULD_REFUSE..OUTCOMES)),
             family(DSP_CONTRACT, named),
+            value(CONTRACTS_VERSION, version),
+            value(CONTRACTS_REFUSED_VERSION, refused),
         ]
     }
 

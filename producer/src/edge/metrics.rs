@@ -7,7 +7,12 @@ use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
 use super::{
-    contracts::Contracts, dsps::Dsps, opt_out::Page, privacy, request::Rejection, response::Outcome,
+    contracts::{Contracts, file::ContractsFile},
+    dsps::Dsps,
+    opt_out::Page,
+    privacy,
+    request::Rejection,
+    response::Outcome,
 };
 
 /// Label of accepted requests.
@@ -39,6 +44,7 @@ impl Metrics {
     /// When one of the metrics is registered already.
     pub fn register(
         registry: &Registry,
+        file: Option<ContractsFile>,
         contracts: Option<Arc<Contracts>>,
     ) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
@@ -57,7 +63,7 @@ impl Metrics {
             malformed: outcome("malformed"),
             privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
-            dsps: Dsps::register(registry, contracts)?,
+            dsps: Dsps::register(registry, file, contracts)?,
         })
     }
 

@@ -29,8 +29,7 @@ mod us;
 
 pub use self::{
     config::{
-        Action, Config, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, HeaderName, Mode,
-        Sections, Us,
+        Action, Config, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, Mode, Sections, Us,
     },
     outcome::Outcome,
     signals::Signals,

@@ -28,7 +28,7 @@ pub fn parse<'a>(
     let bidder = String::from_utf8(bidder.collect());
     let dsp_id = bidder
         .ok()
-        .and_then(|name| contracts.named(&name.to_lowercase()));
+        .and_then(|name| contracts.by_name.get(&name.to_lowercase()).copied());
     if opted_out {
         return Err((dsp_id, Rejection::OptedOut));
     }

@@ -212,6 +212,16 @@ fn directory_on_a_disk_is_rejected() {
     assert!(!path(&dir).exists());
 }
 
+#[test]
+fn runs_that_start_at_the_same_time_have_different_epochs() {
+    let now = 1_767_225_600_000_000;
+    assert_ne!(epoch_at(now, 1), epoch_at(now, 2));
+    for random in [0, 1, u64::MAX] {
+        assert!(epoch_at(now, random).abs_diff(now) < 1 << EPOCH_RANDOM_BITS);
+    }
+    assert_eq!(epoch_at(0, 0), 1);
+}
+
 /// An event of a simulated producer.
 #[derive(Debug, Clone)]
 enum Step {

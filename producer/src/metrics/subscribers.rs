@@ -7,7 +7,7 @@ use runtime::metrics::{Family, as_f64, family, value};
 
 use crate::{
     log::Stats,
-    streams::subscribers::{RESUMES, Snapshot, resume_label},
+    streams::subscribers::{RESUMES, Snapshot},
 };
 
 /// A subscriber, the age of its oldest unread cookie, and the log.
@@ -27,14 +27,14 @@ const ROWS: &[Row] = &[
     (producer::LAG, |it| it.lag()),
     (producer::LAG_MAX, |it| it.subscriber.lag_max.max(it.lag())),
     (producer::SUBSCRIBER_APPENDED, |it| {
-        it.subscriber.appended(it.stats.appended)
+        it.stats.appended + 1 - it.subscriber.joined
     }),
     (producer::DELIVERED, |it| it.subscriber.totals.delivered),
     (producer::REDELIVERED, |it| it.subscriber.totals.redelivered),
     (producer::UNDELIVERED, |it| it.subscriber.totals.undelivered),
     (producer::RECOVERED, |it| it.subscriber.totals.recovered),
     (producer::QUEUED, |it| {
-        it.subscriber.queued(it.stats.appended)
+        it.stats.appended + 1 - it.subscriber.high_water
     }),
     (producer::SENT_BYTES, |it| it.subscriber.totals.bytes),
     (producer::STREAMS, |it| it.subscriber.totals.streams),
@@ -57,11 +57,6 @@ impl Sample<'_> {
 
 /// Current values of all metrics; `ages` correspond to `subscribers`.
 pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<Family> {
-    let with_series = || {
-        subscribers
-            .iter()
-            .filter(|subscriber| subscriber.has_series)
-    };
     let each = || {
         let pairs = subscribers.iter().zip(ages);
         let pairs = pairs.filter(|(subscriber, _)| subscriber.has_series);
@@ -77,26 +72,26 @@ pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -
     });
     let ages = each().map(|it| (labels(it.subscriber), it.age.as_secs_f64()));
     let confirmed = |at: usize| {
-        with_series().filter_map(move |subscriber| {
-            let positions = subscriber.confirmed?;
-            Some((labels(subscriber), as_f64(positions[at])))
+        each().filter_map(move |it| {
+            let positions = it.subscriber.confirmed?;
+            Some((labels(it.subscriber), as_f64(positions[at])))
         })
     };
-    let lost = with_series().flat_map(|subscriber| {
+    let lost = each().flat_map(|Sample { subscriber, .. }| {
         let [name, call] = labels(subscriber);
         [
             ([name, call, "lag_limit"], subscriber.totals.lost_lag_limit),
             ([name, call, "evicted"], subscriber.totals.lost_evicted),
         ]
     });
-    let resumed = with_series().flat_map(|subscriber| {
+    let resumed = each().flat_map(|Sample { subscriber, .. }| {
         let [name, call] = labels(subscriber);
         let by_outcome = RESUMES.into_iter().zip(subscriber.resumes);
-        by_outcome.map(move |(outcome, count)| ([name, call, resume_label(outcome)], count))
+        by_outcome.map(move |((_, label), count)| ([name, call, label], count))
     });
     let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
     let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
-    let without_series = as_f64((subscribers.len() - with_series().count()) as u64);
+    let without_series = as_f64((subscribers.len() - each().count()) as u64);
     let is_without_age = |subscriber: &&Snapshot| subscriber.connected && !subscriber.supports_age;
     let without_age = as_f64(subscribers.iter().filter(is_without_age).count() as u64);
     metrics

@@ -74,19 +74,15 @@ impl TokenCheck {
     /// # Errors
     /// `UNAUTHENTICATED`, with the reason.
     pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Status> {
-        self.check(request.uri().path(), request.headers())
-            .map_err(|error| {
-                self.report(error, peer);
-                Status::unauthenticated(error.to_string())
-            })
-    }
-
-    fn report(&self, error: TokenError, peer: IpAddr) {
+        let Err(error) = self.check(request.uri().path(), request.headers()) else {
+            return Ok(());
+        };
         self.refusals.with_label_values(&[label(error)]).inc();
         if let Some(suppressed) = self.log_gate.admit(Instant::now()) {
             let rejected = suppressed + 1;
             tracing::warn!(%peer, reason = %error, rejected, "calls rejected");
         }
+        Err(Status::unauthenticated(error.to_string()))
     }
 }
 

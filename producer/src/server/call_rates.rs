@@ -135,8 +135,10 @@ pub(super) struct ConnectionLimits {
     pub(super) peer: IpAddr,
     tokens: Option<Arc<TokenCheck>>,
     calls: CallLimits,
-    share: AddressShare,
-    refused: u32,
+    /// Share of its address in the budget.
+    pub(super) share: AddressShare,
+    /// Rejected calls.
+    pub(super) refused: u32,
 }
 
 impl ConnectionLimits {
@@ -171,16 +173,6 @@ impl ConnectionLimits {
         grant.ok_or_else(|| {
             Status::resource_exhausted("unfinished calls use too much memory in total")
         })
-    }
-
-    /// Share of its address in the budget.
-    pub(super) fn share(&self) -> AddressShare {
-        self.share.clone()
-    }
-
-    /// Whether the connection must be closed because of its rejected calls.
-    pub(super) fn exceeds_refusals(&self) -> bool {
-        self.refused >= REFUSED_MAX
     }
 }
 
@@ -219,7 +211,7 @@ mod tests {
         let admitted =
             (0..burst + u64::from(REFUSED_MAX)).filter(|_| greedy.admit(&stream, now).is_ok());
         assert_eq!(admitted.count() as u64, burst);
-        assert!(greedy.exceeds_refusals());
+        assert!(greedy.refused >= REFUSED_MAX);
         let mut modest = calls.of_connection(address(1), None);
         assert!(modest.admit(&stream, now).is_ok());
         assert_eq!(refused(&calls, "connection"), u64::from(REFUSED_MAX));

@@ -16,7 +16,7 @@ use tonic::service::Routes;
 
 use super::{
     call::{self, CallContext},
-    call_rates::ConnectionLimits,
+    call_rates::{ConnectionLimits, REFUSED_MAX},
     pipe::Data,
 };
 use crate::streams::Peer;
@@ -111,7 +111,7 @@ impl GrpcConnection {
                     Some(call) => {
                         let (request, respond) = call?;
                         is_used |= self.accept(request, respond, &close);
-                        if self.limits.exceeds_refusals() && !is_ending {
+                        if self.limits.refused >= REFUSED_MAX && !is_ending {
                             is_ending = true;
                             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                             end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -154,7 +154,7 @@ impl GrpcConnection {
         let in_progress = self.activity.long_request();
         let context = CallContext {
             routes: self.routes.clone(),
-            share: self.limits.share(),
+            share: self.limits.share.clone(),
             stopping: self.stopping.clone(),
             close: close.clone(),
         };

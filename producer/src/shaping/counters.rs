@@ -95,12 +95,6 @@ pub(crate) struct RuleCounters {
 }
 
 impl LimitCounters {
-    pub(super) fn new(rules: &[String]) -> Self {
-        let mut counters = Self::default();
-        counters.retain_rules(rules);
-        counters
-    }
-
     /// Keeps the counters of these rules, adds missing ones, and removes all others.
     pub(super) fn retain_rules(&mut self, rules: &[String]) {
         let mut previous = std::mem::take(&mut self.rules);

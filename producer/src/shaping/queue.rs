@@ -73,8 +73,10 @@ pub(crate) enum Admission {
 
 impl DspQueue {
     pub(super) fn new(config: QueueConfig) -> Self {
+        let mut counters = LimitCounters::default();
+        counters.retain_rules(&config.rules);
         Self {
-            counters: LimitCounters::new(&config.rules),
+            counters,
             config,
             cookies: CookieTable::default(),
             slots: VecDeque::new(),
@@ -321,6 +323,6 @@ impl DspQueue {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -15,7 +15,7 @@ use limits_sharing::{
 use runtime::metrics::as_f64;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shaping, ShapingState, shaper::Shares};
+use super::{Shaping, ShapingState, queue::nanos, shaper::Shares};
 
 /// The lease of this producer and its active plan; the lease is fixed until the process ends.
 #[derive(Debug)]
@@ -102,9 +102,7 @@ impl Shaping {
         }
         let (shares, valid_for) = leased.shares(&state.rules);
         state.shaper.set_shares(&state.rules, shares, now);
-        let valid_for = valid_for.map_or(u64::MAX, |it| {
-            u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
-        });
+        let valid_for = valid_for.map_or(u64::MAX, nanos);
         state.shares_expire_at = now.saturating_add(valid_for);
     }
 
@@ -157,7 +155,7 @@ struct LeaseUser {
 
 impl ShareUser for LeaseUser {
     fn demands(&mut self) -> Vec<(String, u64)> {
-        let elapsed = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let elapsed = nanos(self.since.elapsed());
         self.since = Instant::now();
         let state = &mut *self.shaping.state();
         state.shaper.demands(&state.rules, elapsed, self.timeout)

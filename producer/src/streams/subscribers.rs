@@ -33,25 +33,13 @@ pub use super::call::Call;
 use super::in_flight::SubscriberInFlight;
 use crate::{log::Sequence, log_gate::LogGate, rate_limits::RateLimits};
 
-/// Resume outcomes, in the order of the counters in a [`Snapshot`].
-pub const RESUMES: [ResumeOutcome; 4] = [
-    ResumeOutcome::Fresh,
-    ResumeOutcome::Resumed,
-    ResumeOutcome::ResumedWithGap,
-    ResumeOutcome::NewEpoch,
+/// Resume outcomes, in the order of the counters in a [`Snapshot`], with the values of their metric label.
+pub const RESUMES: [(ResumeOutcome, &str); 4] = [
+    (ResumeOutcome::Fresh, "fresh"),
+    (ResumeOutcome::Resumed, "resumed"),
+    (ResumeOutcome::ResumedWithGap, "resumed_with_gap"),
+    (ResumeOutcome::NewEpoch, "new_epoch"),
 ];
-
-/// Value of the metric label.
-#[must_use]
-pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
-    match outcome {
-        ResumeOutcome::Unspecified => "unspecified",
-        ResumeOutcome::Fresh => "fresh",
-        ResumeOutcome::Resumed => "resumed",
-        ResumeOutcome::ResumedWithGap => "resumed_with_gap",
-        ResumeOutcome::NewEpoch => "new_epoch",
-    }
-}
 
 /// Number of names that get their own metric series: this many immediately, or `--subscribers` if that is more, and then one
 /// every ten seconds. This protects the metrics server from clients that open streams under many names.
@@ -426,7 +414,7 @@ impl SubscriberState {
         self.account.begin(start.first);
         self.window_bytes = start.window_bytes;
         self.supports_age = start.supports_age;
-        let outcome = RESUMES.iter().position(|it| *it == start.outcome);
+        let outcome = RESUMES.iter().position(|(it, _)| *it == start.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;
         }

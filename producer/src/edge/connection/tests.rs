@@ -41,7 +41,7 @@ pub(in crate::edge) fn edge_with(
         idle_after: Duration::from_millis(30),
     });
     let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
-    let metrics = Metrics::register(registry, contracts).unwrap();
+    let metrics = Metrics::register(registry, None, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
     let opt_out = opt_out.then(|| OptOut::new(deletions()));
     Edge {

@@ -171,13 +171,8 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         redirect_hosts: None,
         limits: limits.into_iter().flatten().collect(),
     };
-    let top = reader.tables.table::<Top>(
-        "",
-        table.into(),
-        &[
-            "defaults", "dsp", "privacy", "unknown", "share", "limits", "sharing",
-        ],
-    );
+    let others = [&["defaults", "dsp", "privacy"], &LIMIT_KEYS[..]].concat();
+    let top: Option<Top> = reader.tables.table("", table.into(), &others);
     let Top {
         unknown_dsps,
         redirect_hosts,
@@ -318,10 +313,14 @@ impl Reader {
         let single = keys.map(|(key, value)| Table::from_iter([(key.clone(), value.clone())]));
         let mut read = |table: Value| self.tables.table("privacy", table, &[]);
         let invalid = single.filter(|table| read(table.clone().into()).is_none());
-        match invalid.count() {
-            0 => read(value),
-            _ => None,
+        let is_valid = invalid.count() == 0;
+        let config: Option<privacy::Config> = is_valid.then(|| read(value)).flatten();
+        let header = config.as_ref().and_then(|it| it.country_header.as_ref());
+        if let Some(name) = header.filter(|name| http::HeaderName::try_from(*name).is_err()) {
+            let what = format!("invalid header name {name:?}");
+            self.tables.error("privacy.country_header", what);
         }
+        config
     }
 
     /// Adds the limit of a DSP to the limits file, under the name of the DSP.
@@ -405,8 +404,8 @@ impl Reader {
         }
         if let Some(max) = uid_bytes_max {
             let is_valid = (1..=BUYER_UID_BYTES_MAX).contains(&max);
-            let error = || format!("out of range: use 1 to {BUYER_UID_BYTES_MAX}");
-            checked("uid_bytes_max", is_valid.then_some(()).ok_or_else(error));
+            let error = format!("out of range: use 1 to {BUYER_UID_BYTES_MAX}");
+            checked("uid_bytes_max", check(is_valid, error));
             contract.uid_bytes_max = max;
         }
         if let Some(pattern) = uid_pattern {
@@ -415,8 +414,8 @@ impl Reader {
         }
         if let Some(macros) = uid_macro {
             let is_valid = !macros.iter().any(String::is_empty);
-            let error = || "contains an empty text, which is never an id".to_owned();
-            checked("uid_macro", is_valid.then_some(()).ok_or_else(error));
+            let error = "contains an empty text, which is never an id";
+            checked("uid_macro", check(is_valid, error));
             contract.uid_macro = macros.into();
         }
         if let Some(ttl) = ttl {
@@ -467,8 +466,8 @@ fn check_name(name: &str) -> Result<(), String> {
     let is_valid =
         (1..=NAME_CHARS_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control);
     let error =
-        || format!("invalid name: use 1 to {NAME_CHARS_MAX} characters, and no control characters");
-    is_valid.then_some(()).ok_or_else(error)
+        format!("invalid name: use 1 to {NAME_CHARS_MAX} characters, and no control characters");
+    check(is_valid, error)
 }
 
 /// Checks an origin as browsers send it.
@@ -480,6 +479,10 @@ fn check_origin(origin: &str) -> Result<(), String> {
         |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b':' | b'[' | b']');
     let is_valid = authority.is_some_and(|it| !it.is_empty() && it.bytes().all(is_allowed));
     let error =
-        || format!("invalid origin `{origin}`: write https://HOST in lower case, without a path");
-    is_valid.then_some(()).ok_or_else(error)
+        format!("invalid origin `{origin}`: write https://HOST in lower case, without a path");
+    check(is_valid, error)
+}
+
+fn check(is_valid: bool, error: impl Into<String>) -> Result<(), String> {
+    is_valid.then_some(()).ok_or_else(|| error.into())
 }

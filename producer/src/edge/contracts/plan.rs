@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, fmt};
 use limits::rules::{NamedLimit, Rules, Unknown};
 use proto::ids::hygiene::Flaw;
 use runtime::settings::format_time;
+use serde::Serialize;
 
-use super::{Contract, Contracts, RefusedAnswer};
+use super::{Contract, Contracts};
 use crate::edge::answer::Answer;
 
 /// The columns, each with its title.
@@ -79,11 +80,7 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
         (Answer::Json, _) if !contract.origins.is_empty() => {
             format!("json for {}", contract.origins.join(", "))
         }
-        (answer, _) => answer.name().to_owned(),
-    };
-    let refused = match contract.refused {
-        RefusedAnswer::Status => "status",
-        RefusedAnswer::Answer => "answer",
+        (answer, _) => name_in_file(answer),
     };
     [
         dsp,
@@ -94,7 +91,13 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
         refuse.join(", "),
         contract.ttl.map_or("-".to_owned(), format_time),
         answer,
-        refused.to_owned(),
+        name_in_file(contract.refused),
         limit.to_owned(),
     ]
+}
+
+/// The text of a value in the contracts file.
+fn name_in_file(value: impl Serialize) -> String {
+    let value = toml::Value::try_from(value).expect("a text");
+    value.as_str().expect("a text").to_owned()
 }

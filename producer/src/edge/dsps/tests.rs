@@ -12,7 +12,7 @@ fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
 }
 
 fn dsps(listed: &[u32]) -> Dsps {
-    Dsps::register(&Registry::new(), Some(contracts(listed, false))).unwrap()
+    Dsps::register(&Registry::new(), None, Some(contracts(listed, false))).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {

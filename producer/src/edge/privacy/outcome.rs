@@ -45,10 +45,4 @@ impl Outcome {
         "consent_undisclosed",
         "us_opt_out",
     ];
-
-    /// Value of the metric label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        Self::LABELS[self as usize]
-    }
 }

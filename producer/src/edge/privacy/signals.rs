@@ -2,7 +2,7 @@
 
 use httparse::Header;
 
-use super::config::{Config, Country, HeaderName};
+use super::config::{Config, Country};
 
 /// The privacy signals of a request. An empty text means that the signal is absent.
 #[derive(Clone, Copy, Default)]
@@ -57,10 +57,7 @@ impl<'a> Signals<'a> {
     /// The signals in a query and in headers, except the opt-out cookie.
     pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
         let mut signals = Self::in_query(query);
-        let country_header = config
-            .country_header
-            .as_ref()
-            .map_or("", HeaderName::as_str);
+        let country_header = config.country_header.as_deref().unwrap_or_default();
         for Header { name, value } in headers {
             if name.eq_ignore_ascii_case("sec-gpc") {
                 signals.gpc |= *value == b"1";

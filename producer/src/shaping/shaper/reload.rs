@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use limits::{
-    CarryOver, Decision, Demand, Rate,
+    CarryOver, Decision, Demand,
     rules::{NamedLimit, Rules, Unknown},
 };
 
@@ -100,10 +100,9 @@ impl Shaper {
         known: &HashMap<(String, u32), usize>,
         now: u64,
     ) -> usize {
-        let global = rules.limits.iter().filter(|limit| limit.global);
+        let global = || rules.limits.iter().filter(|limit| limit.global);
         let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut own_rate, mut global_rate) = (None, None);
-        for under in std::iter::once(limit).chain(global) {
+        for under in std::iter::once(limit).chain(global()) {
             for rule in &under.rules {
                 let demand = |is_observed| {
                     let name = (under.name.clone(), rule.id.clone(), is_observed);
@@ -115,13 +114,6 @@ impl Shaper {
                 };
                 demands.push(demand(false));
                 observed.push(demand(under.global));
-                let rate = if under.global {
-                    &mut global_rate
-                } else {
-                    &mut own_rate
-                };
-                let share = self.shares.limit(&under.name, rule.limit);
-                *rate = Some(lower_rate(*rate, share.algorithm.mean_rate()));
                 names.push(if under.global {
                     format!("{}/{}", under.name, rule.id)
                 } else {
@@ -135,8 +127,8 @@ impl Shaper {
             observed,
             own_count: limit.rules.len(),
             rules: names,
-            own_rate,
-            global_rate,
+            own_rate: self.lowest_rate([limit]),
+            global_rate: self.lowest_rate(global()),
         };
         if let Some(&index) = known.get(&(limit.name.clone(), key)) {
             let named = &mut self.queues[index];
@@ -242,12 +234,5 @@ impl Shaper {
                 .retain(|rule, _| known.is_some_and(|it| it.contains(&**rule)));
             known.is_some()
         });
-    }
-}
-
-pub(super) fn lower_rate(known: Option<Rate>, rate: Rate) -> Rate {
-    match known {
-        Some(known) if known.nanos_of(1_000_000) >= rate.nanos_of(1_000_000) => known,
-        _ => rate,
     }
 }

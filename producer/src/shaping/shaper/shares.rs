@@ -10,7 +10,7 @@ use limits::{
     rules::{NamedLimit, Rules},
 };
 
-use super::{NamedQueue, Shaper, reload::lower_rate};
+use super::{NamedQueue, Shaper};
 
 /// A share of zero is represented as one request per this interval.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -90,13 +90,17 @@ impl Shaper {
     }
 
     /// The lowest rate of these limits, scaled by the shares.
-    fn lowest_rate<'a>(&self, limits: impl IntoIterator<Item = &'a NamedLimit>) -> Option<Rate> {
+    pub(super) fn lowest_rate<'a>(
+        &self,
+        limits: impl IntoIterator<Item = &'a NamedLimit>,
+    ) -> Option<Rate> {
         let limits = limits.into_iter();
         let rules = limits.flat_map(|limit| limit.rules.iter().map(move |rule| (limit, rule)));
-        rules.fold(None, |lowest, (limit, rule)| {
+        let rates = rules.map(|(limit, rule)| {
             let share = self.shares.limit(&limit.name, rule.limit);
-            Some(lower_rate(lowest, share.algorithm.mean_rate()))
-        })
+            share.algorithm.mean_rate()
+        });
+        rates.max_by_key(|rate| rate.nanos_of(1_000_000))
     }
 
     /// Demand for each limit with a movable share since the last call, in millionths of the limit; for a limit with several

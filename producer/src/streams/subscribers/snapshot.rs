@@ -35,17 +35,3 @@ pub struct Snapshot {
     /// Number of streams disconnected because the budget of in-flight bytes was exceeded.
     pub disconnects: u64,
 }
-
-impl Snapshot {
-    /// Cookies appended since the subscriber joined; `appended` is the count of the log, read after this snapshot.
-    #[must_use]
-    pub fn appended(&self, appended: u64) -> u64 {
-        appended + 1 - self.joined
-    }
-
-    /// Cookies that are neither delivered nor lost, sealed or not; `appended` as above.
-    #[must_use]
-    pub fn queued(&self, appended: u64) -> u64 {
-        appended + 1 - self.high_water
-    }
-}

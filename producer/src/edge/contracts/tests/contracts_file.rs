@@ -121,7 +121,7 @@ fn time_to_live_is_that_of_the_dsp_or_the_default() {
 
 #[test]
 fn limits_are_part_of_the_contracts() {
-    let limits = |text: &str| Rules::clone(file::parse(text).unwrap().limits());
+    let limits = |text: &str| Rules::clone(&file::parse(text).unwrap().limits);
     let rules = "rules = [ { id = 'peak', rate = '300/s', burst = 30 } ]\nmode = 'shape'";
     let contract =
         format!("unknown = 'unlimited'\n[dsp.17]\nname = 'example'\n[dsp.17.limit]\n{rules}");
