@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apps::CurrentApps,
+    apps::{Apps, CurrentApps},
     batch::Checker,
     config::{Config, WorkArgs},
     engine::{
@@ -65,7 +65,6 @@ struct Shared {
     mirror: Mirror,
     checker: Checker<HttpOrigin>,
     bodies: Bodies,
-    limiter: Limiter,
     /// Makers and workers.
     tasks: TaskTracker,
     draining: CancellationToken,
@@ -96,11 +95,10 @@ impl App {
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
                 origin: HttpOrigin(memory),
-                limiter: Some(limiter.clone()),
+                limiter: Some(limiter),
                 metrics,
             },
             bodies: Bodies::default(),
-            limiter,
             tasks: TaskTracker::new(),
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -252,10 +250,10 @@ impl admin::Pages for Pages {
             ready::drain(shared.draining.is_cancelled()),
             Component::new("nats", nats),
         ];
-        let apps = (shared.apps)();
-        if apps.iter().any(|it| it.settings.limit.is_some()) {
-            components.push(Component::new("limiter", shared.limiter.state()));
-        }
+        let limiter = shared.checker.limiter.as_ref();
+        let has_limit = |apps: &Apps| apps.iter().any(|it| it.settings.limit.is_some());
+        let limiter = limiter.filter(|_| has_limit(&(shared.apps)()));
+        components.extend(limiter.map(|it| Component::new("limiter", it.state())));
         components
     }
 }

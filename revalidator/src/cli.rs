@@ -83,13 +83,10 @@ async fn run(cli: &Cli) -> Result<String> {
     }
     let jobs: Vec<JobStatus> = serde_json::from_value(body["jobs"].clone())?;
     let lines = jobs.iter().map(|job| {
-        let (id, state, checked) = (&job.job_id, job_state(job), job.counts.checked);
-        let reason = job.reason.as_deref().unwrap_or_default();
-        format!(
-            "{id}  {state}  {checked}/{} checked  {}\n",
-            job.asset_count,
-            reason.escape_debug()
-        )
+        let (id, state, count) = (&job.job_id, job_state(job), job.asset_count);
+        let (checked, reason) = (job.counts.checked, job.reason.as_deref());
+        let reason = reason.unwrap_or_default().escape_debug();
+        format!("{id}  {state}  {checked}/{count} checked  {reason}\n")
     });
     Ok(lines.collect())
 }

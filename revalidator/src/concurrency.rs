@@ -149,7 +149,8 @@ impl Controller {
         };
     }
 
-    fn lower(&mut self) {
+    /// Adapts to a batch that failed.
+    pub fn lower(&mut self) {
         let lower = self.concurrency.saturating_sub(self.settings.step);
         self.concurrency = lower.max(self.settings.min);
     }

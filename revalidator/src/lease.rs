@@ -26,7 +26,8 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 /// A held lease. [`release`](Self::release) it, or it is free only when it expires.
 #[derive(Debug)]
 pub struct Lease {
-    lost: CancellationToken,
+    /// Cancelled when the lease is lost or released.
+    pub lost: CancellationToken,
     released: CancellationToken,
     /// One task, which ends when the lease is dropped.
     renewals: JoinSet<()>,
@@ -76,12 +77,6 @@ impl Lease {
             }
         });
         Ok(Some(lease))
-    }
-
-    /// Cancelled when the lease is lost or released.
-    #[must_use]
-    pub fn lost(&self) -> &CancellationToken {
-        &self.lost
     }
 
     /// Frees the lease.

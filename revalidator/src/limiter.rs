@@ -67,9 +67,7 @@ impl Limiter {
             let reserved = self.try_reserve(counter).await;
             let error = reserved.as_ref().err().map(|error| format!("{error:#}"));
             match (self.error.send_replace(error.clone()), error) {
-                (None, Some(error)) => {
-                    tracing::warn!(error, "limiter unavailable; requests wait");
-                }
+                (None, Some(error)) => tracing::warn!(error, "limiter unavailable; requests wait"),
                 (Some(_), None) => tracing::info!("limiter available again"),
                 _ => {}
             }

@@ -143,7 +143,7 @@ impl<E: Engine> Maker<E> {
     /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one then
     /// leaves the job to others for a while.
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease) {
-        let lost = lease.lost().clone();
+        let lost = lease.lost.clone();
         let pause = tokio::select! {
             pause = self.make_with_retries(id, app) => pause,
             () = lost.cancelled() => Duration::ZERO,
@@ -304,14 +304,9 @@ impl<E: Engine> Maker<E> {
         let failed = file.failed.clone();
         let batches = failed.chunks(BATCH_ASSETS_MAX);
         for (number, positions) in (0..).zip(batches.clone()) {
-            let results = positions.iter().map(|it| file.read(*it));
-            let batch = JobBatch {
-                assets: results.map(|it| Ok(it?.asset)).collect::<Result<_>>()?,
-                job_id: id.to_owned(),
-                batch: number,
-                attempt: 2,
-            };
-            self.send(&batch).await?;
+            let assets = positions.iter().map(|it| Ok(file.read(*it)?.asset));
+            let assets = assets.collect::<Result<_>>()?;
+            self.send(&JobBatch::new(id, number, 2, assets)).await?;
         }
         Ok(batches.len() as u64)
     }

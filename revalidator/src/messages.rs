@@ -282,6 +282,17 @@ fn first_attempt() -> u32 {
 }
 
 impl JobBatch {
+    /// A batch of a job.
+    #[must_use]
+    pub fn new(job: &str, batch: u64, attempt: u32, assets: Vec<Asset>) -> Self {
+        Self {
+            assets,
+            job_id: job.to_owned(),
+            batch,
+            attempt,
+        }
+    }
+
     /// Message id of the batch and of its result.
     #[must_use]
     pub fn id(&self) -> String {

@@ -181,14 +181,15 @@ impl Mirror {
     /// Applies an entry. If it replaced an open job by an invalid status, returns the last valid one, suspended.
     fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
         let mut copy = self.write();
-        let has_room = match bucket {
-            Bucket::Jobs => copy.jobs.len() < JOBS_MAX || copy.jobs.contains_key(&entry.key),
+        let key = &entry.key;
+        let (is_known, is_free) = match bucket {
+            Bucket::Jobs => (copy.jobs.contains_key(key), copy.jobs.len() < JOBS_MAX),
             _ => {
-                let is_free = copy.subscriptions.len() < SUBSCRIPTIONS_MAX;
-                let is_short = entry.key.len() <= KEY_BYTES_MAX;
-                is_short && is_free || copy.subscriptions.contains_key(&entry.key)
+                let (keys, max) = (&copy.subscriptions, SUBSCRIPTIONS_MAX);
+                (keys.contains_key(key), keys.len() < max)
             }
         };
+        let has_room = is_known || is_free && key.len() <= KEY_BYTES_MAX;
         match (bucket, entry.value) {
             (_, Some(_)) if !has_room => self.invalid_messages.inc(),
             (Bucket::Jobs, None) => drop(copy.jobs.remove(&entry.key)),

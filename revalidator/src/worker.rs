@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::{
     apps::{App, CurrentApps},
     batch::{Checker, Progress, Suspension, mean},
-    concurrency::{BatchTimes, Controller},
+    concurrency::Controller,
     engine::{ACK_WAIT, Bucket, Engine, RETRY_PAUSE, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
@@ -86,17 +86,14 @@ impl<E: Engine, O: Origin> Worker<E, O> {
     /// Works until `stop`.
     pub async fn run(self) {
         let state = watch::Sender::new(self.subscription(None, SubscriptionState::Available));
-        let working = async {
-            self.work(&state).await;
-            let key = format!("{WORKER}{}", self.id);
-            let deleted = self.engine.delete(Bucket::Subscriptions, &key, None);
-            // Otherwise it expires.
-            drop(timeout(RETRY_PAUSE, deleted).await);
-        };
+        let key = format!("{WORKER}{}", self.id);
         tokio::select! {
-            () = working => {}
-            () = self.report(state.subscribe()) => {}
+            () = self.work(&state) => {}
+            () = self.report(&key, state.subscribe()) => {}
         }
+        let deleted = self.engine.delete(Bucket::Subscriptions, &key, None);
+        // Otherwise it expires.
+        drop(timeout(RETRY_PAUSE, deleted).await);
     }
 
     fn subscription(&self, job: Option<&str>, state: SubscriptionState) -> Subscription {
@@ -110,11 +107,10 @@ impl<E: Engine, O: Origin> Worker<E, O> {
     }
 
     /// Publishes the state after each change and at least every [`REPORT_INTERVAL`].
-    async fn report(&self, mut state: watch::Receiver<Subscription>) {
-        let key = format!("{WORKER}{}", self.id);
+    async fn report(&self, key: &str, mut state: watch::Receiver<Subscription>) {
         loop {
             let value = serde_json::to_vec(&*state.borrow_and_update()).unwrap_or_default();
-            let put = self.engine.put(Bucket::Subscriptions, &key, value.into());
+            let put = self.engine.put(Bucket::Subscriptions, key, value.into());
             if let Err(error) = put.await {
                 tracing::debug!(%error, "failed to publish the state of a worker");
                 sleep(RETRY_PAUSE).await;
@@ -237,7 +233,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
         let batches = worker.engine.batches(self.id, needed).await?;
-        while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost().is_cancelled() {
+        while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost.is_cancelled() {
             let next = worker.engine.next_batch(&batches, BATCH_WAIT);
             let Some(next) = worker.stop.run_until_cancelled(next).await else {
                 return Ok(false);
@@ -317,11 +313,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             if let Some(Err(suspension)) = checked {
                 // A throttled batch lowers it when it is complete.
                 if suspension.1.is_none() {
-                    let has_failures = true;
-                    self.memory.controller.finish(BatchTimes {
-                        has_failures,
-                        ..BatchTimes::default()
-                    });
+                    self.memory.controller.lower();
                 }
                 self.suspend(suspension).await?;
             }
@@ -353,7 +345,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         let candidates = || self.worker.candidates().into_iter();
         let is_candidate = || candidates().any(|job| job.job_id == self.id);
         let blocked = async { while is_candidate() && changes.changed().await.is_ok() {} };
-        self.lease.lost().run_until_cancelled(blocked).await;
+        self.lease.lost.run_until_cancelled(blocked).await;
     }
 
     async fn suspend(&self, (reason, time): Suspension) -> Result<()> {

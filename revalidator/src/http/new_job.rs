@@ -211,16 +211,9 @@ impl<E: Engine> Api<E> {
 async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asset>) -> Result<()> {
     (job.push, job.asset_count, job.batch_count) = (true, assets.len() as u64, 1);
     job.server_state = ServerState::WaitForResults;
-    let batch = JobBatch {
-        assets,
-        job_id: job.job_id.clone(),
-        batch: 0,
-        attempt: 1,
-    };
-    let payload = serde_json::to_vec(&batch)?;
-    engine
-        .send_batch(&job.job_id, &batch.id(), payload.into())
-        .await
+    let batch = JobBatch::new(&job.job_id, 0, 1, assets);
+    let (id, payload) = (batch.id(), serde_json::to_vec(&batch)?);
+    engine.send_batch(&job.job_id, &id, payload.into()).await
 }
 
 /// Receives and checks the assets of a body; returns also the description before them.

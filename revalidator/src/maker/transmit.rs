@@ -83,12 +83,7 @@ impl<E: Engine> Maker<E> {
             if assets.is_empty() || sent.asset_count >= ASSETS_MAX {
                 break;
             }
-            let batch = JobBatch {
-                assets,
-                job_id: job.job_id.clone(),
-                batch: sent.batch_count,
-                attempt: 1,
-            };
+            let batch = JobBatch::new(&job.job_id, sent.batch_count, 1, assets);
             let has_place = |counted: &u64| sent.batch_count < counted + WINDOW;
             counted.wait_for(has_place).await?;
             self.send(&batch).await?;

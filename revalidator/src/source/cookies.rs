@@ -94,11 +94,10 @@ impl<E: Engine> Matches<E> {
     async fn read(&mut self, next: &str) -> Result<Vec<Asset>> {
         let end = Instant::now() + TIME_MAX;
         loop {
-            let error = match self.read_once(next).await {
-                Ok(assets) => return Ok(assets),
-                Err(error) => error.context("no node returned a page"),
-            };
-            ensure!(Instant::now() < end, error);
+            let read = self.read_once(next).await;
+            if read.is_ok() || Instant::now() >= end {
+                return read.context("no node returned a page");
+            }
             sleep(PAUSE).await;
         }
     }
