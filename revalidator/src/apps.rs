@@ -114,7 +114,6 @@ impl Apps {
     }
 
     /// An application.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<App>> {
         self.0.get(name).cloned()
     }

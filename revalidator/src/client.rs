@@ -44,7 +44,6 @@ pub fn trust(builder: ClientBuilder, ca_file: Option<&Path>) -> Result<ClientBui
 }
 
 /// Parses a URL that is absolute, HTTP, and without credentials.
-#[must_use]
 pub fn http_url(text: &str) -> Option<Url> {
     let url = Url::parse(text).ok()?;
     let has_user = !url.username().is_empty() || url.password().is_some();

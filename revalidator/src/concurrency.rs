@@ -91,7 +91,6 @@ pub struct Controller {
 
 impl Controller {
     /// A controller at the minimum.
-    #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,

@@ -67,7 +67,6 @@ impl Contents {
     }
 
     /// Path of an object.
-    #[must_use]
     pub fn path(&self, key: &str) -> PathBuf {
         let name = format!("{:032x}", xxh3_128(key.as_bytes()));
         self.root.join(&name[..2]).join(name)

@@ -8,13 +8,11 @@ use regex::bytes::Regex;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Digest of a body, normalized by [`normalize`].
-#[must_use]
 pub fn digest(body: &[u8]) -> String {
     format!("xxh3:{:016x}:{}", xxh3_64(body), body.len())
 }
 
 /// Whether a stored digest is that of `body`.
-#[must_use]
 pub fn is_equal(stored: &str, body: &[u8]) -> bool {
     if stored.len() == 8
         && let Ok(crc) = u32::from_str_radix(stored, 16)
@@ -25,7 +23,6 @@ pub fn is_equal(stored: &str, body: &[u8]) -> bool {
 }
 
 /// Removes all matches of the patterns.
-#[must_use]
 pub fn normalize<'a>(patterns: &[Regex], body: &'a [u8]) -> Cow<'a, [u8]> {
     patterns.iter().fold(Cow::Borrowed(body), |body, pattern| {
         match pattern.replace_all(&body, &b""[..]) {

@@ -47,7 +47,6 @@ pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with
 
 /// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application, and not
 /// of a throttled one, also if the job with the throttled request has ended. Single checks do not wait for others.
-#[must_use]
 pub fn candidates<J: Deref<Target = JobStatus>>(
     jobs: impl IntoIterator<Item = J>,
     now: u64,
@@ -66,7 +65,6 @@ pub fn candidates<J: Deref<Target = JobStatus>>(
 }
 
 /// Whether the origin of the job demands that no request is sent at `now`.
-#[must_use]
 pub fn is_throttled(job: &JobStatus, now: u64) -> bool {
     // Another program may write any time.
     let times = now + 1..=now + GIVE_UP_MS + CLOCK_MS_MAX;
@@ -75,7 +73,6 @@ pub fn is_throttled(job: &JobStatus, now: u64) -> bool {
 }
 
 /// Whether no worker may process the job at `now`.
-#[must_use]
 pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
     job.revalidator_state == RevalidatorState::Suspended
         && job.resume_at.is_none_or(|resume| resume > now)
@@ -133,7 +130,6 @@ pub fn cancel(job: &mut JobStatus, reason: &str, now: u64) {
 }
 
 /// Why an open job must be cancelled at `now`, if so.
-#[must_use]
 pub fn overdue(job: &JobStatus, now: u64) -> Option<&'static str> {
     let since = |time: u64| now.saturating_sub(time);
     let is_paused = job.resume_at.is_none();
@@ -187,7 +183,6 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
 }
 
 /// The maximum number of objects that may be removed.
-#[must_use]
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -199,7 +194,6 @@ pub fn removals_max(objects: usize, brake: f64) -> usize {
 }
 
 /// Whether the object of a result is to be removed.
-#[must_use]
 pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_failed: bool) -> bool {
     let is_allowed = allow != AllowDelete::None;
     match outcome {
@@ -210,7 +204,6 @@ pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_faile
 }
 
 /// Whether an asset is retried in a marked batch at the end of the job.
-#[must_use]
 pub fn is_retried(result: &AssetResult, attempt: u32) -> bool {
     attempt == 1 && result.outcome == Outcome::Failed
 }
@@ -234,7 +227,6 @@ pub struct Tally {
 
 impl Tally {
     /// Whether a result is one of a batch of the job.
-    #[must_use]
     pub fn is_expected(&self, result: &JobResult, job: &JobStatus) -> bool {
         let is_transmitted = job.server_state != ServerState::Transmitting;
         let batches = match result.attempt {
@@ -292,13 +284,11 @@ impl Tally {
     }
 
     /// Whether the first attempts of all batches are counted.
-    #[must_use]
     pub fn has_all(&self, batch_count: u64) -> bool {
         self.next >= batch_count
     }
 
     /// Whether all batches are counted.
-    #[must_use]
     pub fn is_complete(&self, job: &JobStatus) -> bool {
         let retries = job.retry_batch_count;
         job.server_state != ServerState::Transmitting

@@ -74,7 +74,6 @@ pub async fn verify<E: Engine>(engine: &E, app: &App, assets: &mut [Asset]) -> R
 
 /// Whether the time of a match is past and allows its publication, and its user id can be a segment of a path; otherwise it is not
 /// requested.
-#[must_use]
 pub fn is_publishable(asset: &Asset, now: u64) -> bool {
     let is_segment = !matches!(&*asset.key, "." | "..");
     is_segment && is_younger(asset, REQUEST_MS_MAX, now)
@@ -95,7 +94,6 @@ pub fn keep_old(results: &mut [AssetResult], now: u64) {
 
 /// The outcome that counts for the suspension of a job. A match that was missing before says nothing about the partner now: its
 /// batch may have only those, because confirmed matches are left out.
-#[must_use]
 pub fn judged(result: &AssetResult) -> Outcome {
     match result.outcome {
         Outcome::Gone if result.asset.gone_since.is_some() => Outcome::Unexpected,
@@ -104,13 +102,11 @@ pub fn judged(result: &AssetResult) -> Outcome {
 }
 
 /// Whether the partner does not have the match, and had it before.
-#[must_use]
 pub fn is_first_sighting(result: &AssetResult) -> bool {
     result.outcome == Outcome::Gone && result.asset.gone_since.is_none()
 }
 
 /// Whether a result may remove its match: the partner did not have it a long time before, either.
-#[must_use]
 pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> bool {
     let apart = u64::try_from(cookies.sightings_apart.as_millis()).unwrap_or(u64::MAX);
     let since = result.asset.gone_since;

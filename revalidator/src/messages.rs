@@ -160,7 +160,6 @@ pub struct JobStatus {
 }
 
 /// Whether a job can have this id, which is part of subjects and keys.
-#[must_use]
 pub fn is_job_id(id: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(is_valid)
@@ -177,7 +176,6 @@ fn values_in(value: &Value) -> usize {
 
 impl JobStatus {
     /// Parses the value of the key `id`; `None` if it is invalid.
-    #[must_use]
     pub fn parse(id: &str, value: &[u8]) -> Option<Self> {
         let job: Option<Self> = serde_json::from_slice(value).ok();
         let is_valid = is_job_id(id) && value.len() <= STATUS_BYTES_MAX;
@@ -190,7 +188,6 @@ impl JobStatus {
     }
 
     /// Which objects may be removed if the application permits `max`. Without a confirmation, not all of them.
-    #[must_use]
     pub fn permitted(&self, max: AllowDelete) -> AllowDelete {
         match self.allow_delete.min(max) {
             AllowDelete::All if self.confirm.as_ref() != Some(&self.app_name) => {
@@ -201,7 +198,6 @@ impl JobStatus {
     }
 
     /// Whether the job has neither ended nor an unknown state.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         use RevalidatorState as R;
         use ServerState as S;
@@ -215,7 +211,6 @@ impl JobStatus {
     }
 
     /// Whether the job was ended early.
-    #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.server_state == ServerState::Cancelled
             || self.revalidator_state == RevalidatorState::Cancelled
@@ -283,7 +278,6 @@ fn first_attempt() -> u32 {
 
 impl JobBatch {
     /// A batch of a job.
-    #[must_use]
     pub fn new(job: &str, batch: u64, attempt: u32, assets: Vec<Asset>) -> Self {
         Self {
             assets,
@@ -294,7 +288,6 @@ impl JobBatch {
     }
 
     /// Message id of the batch and of its result.
-    #[must_use]
     pub fn id(&self) -> String {
         batch_id(&self.job_id, self.batch, self.attempt)
     }
@@ -340,7 +333,6 @@ pub struct Asset {
 
 impl Asset {
     /// Name of the object.
-    #[must_use]
     pub fn name(&self) -> &str {
         if self.key.is_empty() {
             &self.url
@@ -350,13 +342,11 @@ impl Asset {
     }
 
     /// Whether the object has another name than its URL.
-    #[must_use]
     pub fn has_key(&self) -> bool {
         self.name() != self.url
     }
 
     /// Whether its length is permitted; a maker adds [`unused`](Self::unused).
-    #[must_use]
     pub fn is_short(&self) -> bool {
         serde_json::to_vec(self).is_ok_and(|it| it.len() <= ASSET_BYTES_MAX + 32)
     }
@@ -383,7 +373,6 @@ pub struct JobResult {
 
 impl JobResult {
     /// Message id, equal to that of the batch.
-    #[must_use]
     pub fn id(&self) -> String {
         batch_id(&self.job_id, self.batch, self.attempt)
     }
@@ -415,7 +404,6 @@ pub enum Outcome {
 
 impl Outcome {
     /// Name in messages and metrics.
-    #[must_use]
     pub fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }

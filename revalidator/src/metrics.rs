@@ -60,7 +60,6 @@ impl Metrics {
 }
 
 /// Name of the state of a job in metrics and on the page.
-#[must_use]
 pub fn job_state(job: &JobStatus) -> &'static str {
     use crate::messages::{RevalidatorState as R, ServerState as S};
     match (&job.server_state, &job.revalidator_state) {

@@ -75,7 +75,6 @@ pub struct Mirror {
 
 impl Mirror {
     /// An empty copy. `invalid_messages` counts entries without a valid job status.
-    #[must_use]
     pub fn new(invalid_messages: IntCounter) -> Self {
         Self {
             copy: Arc::default(),
@@ -93,32 +92,27 @@ impl Mirror {
     }
 
     /// Whether the copy has all entries.
-    #[must_use]
     pub fn is_current(&self) -> bool {
         self.read().is_current == [true; 2]
     }
 
     /// Notifies about changes.
-    #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
     /// All jobs.
-    #[must_use]
     pub fn jobs(&self) -> Vec<Arc<JobStatus>> {
         let copy = self.read();
         copy.jobs.values().cloned().collect()
     }
 
     /// A job.
-    #[must_use]
     pub fn job(&self, id: &str) -> Option<Arc<JobStatus>> {
         self.read().jobs.get(id).cloned()
     }
 
     /// Whether a job exists and is open.
-    #[must_use]
     pub fn is_open(&self, id: &str) -> bool {
         self.job(id).is_some_and(|job| job.is_open())
     }
@@ -140,7 +134,6 @@ impl Mirror {
     }
 
     /// The workers that renew their keys.
-    #[must_use]
     pub fn workers(&self) -> Vec<Subscription> {
         let copy = self.read();
         let keys = copy.subscriptions.iter();
@@ -154,7 +147,6 @@ impl Mirror {
     }
 
     /// The state of a lease.
-    #[must_use]
     pub fn lease(&self, key: &str) -> LeaseState {
         match self.read().subscriptions.get(key) {
             None => LeaseState::Free,
@@ -164,13 +156,11 @@ impl Mirror {
     }
 
     /// Whether a lease can be acquired.
-    #[must_use]
     pub fn is_free(&self, key: &str) -> bool {
         self.lease(key) != LeaseState::Held
     }
 
     /// Keys whose holders are lost, with their revisions.
-    #[must_use]
     pub fn lost(&self) -> Vec<(String, u64)> {
         let copy = self.read();
         let keys = copy.subscriptions.iter();
@@ -270,7 +260,6 @@ impl Mirror {
 }
 
 /// A job with the defaults of an application that does not exist yet. Times are Unix milliseconds.
-#[must_use]
 pub fn new_job(app: &App, id: String, now: u64) -> JobStatus {
     JobStatus {
         app_name: app.name.clone(),

@@ -139,7 +139,6 @@ fn header(response: &reqwest::Response, name: HeaderName) -> Option<String> {
 }
 
 /// Whether a request for an asset can be conditional.
-#[must_use]
 pub fn has_validators(asset: &Asset) -> bool {
     !validators(asset).is_empty()
 }

@@ -56,7 +56,6 @@ pub enum Body {
 
 /// The outcome of an answer, and the asset with its new validators and digest. `has_validators` states whether the request had
 /// any; without them a 304 is an error of the origin. With `force`, each complete body counts as changed.
-#[must_use]
 pub fn outcome(
     settings: &AppSettings,
     asset: &Asset,

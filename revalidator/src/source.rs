@@ -66,7 +66,6 @@ pub struct Selection {
 
 impl Selection {
     /// The asset, if it is part of the job.
-    #[must_use]
     pub fn select(&self, line: Line) -> Option<Asset> {
         let (mut asset, filter) = (line.asset, &self.filter);
         let age = |time: u64| self.created_at.saturating_sub(time);
@@ -250,7 +249,6 @@ pub fn write_back(
 }
 
 /// Directory of a file, for temporary files.
-#[must_use]
 pub fn directory(path: &Path) -> &Path {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     dir.unwrap_or(Path::new("."))

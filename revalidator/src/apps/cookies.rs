@@ -87,14 +87,12 @@ impl Cookies {
     }
 
     /// The URL at the partner for a user.
-    #[must_use]
     pub fn url(&self, user: &str) -> String {
         let encoded = utf8_percent_encode(user, ENCODED).to_string();
         self.url.replace(USER, &encoded)
     }
 
     /// The token for the partner, if there is one. An unreadable file counts as none, so that the partner refuses the request.
-    #[must_use]
     pub fn token(&self) -> Option<String> {
         token(self.token_file.as_deref()?).ok()
     }

@@ -35,7 +35,6 @@ impl AppSettings {
     }
 
     /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
-    #[must_use]
     pub fn allowed(&self, text: &str) -> Option<Url> {
         let url = http_url(text).filter(|_| text.len() <= URL_BYTES_MAX)?;
         let host = url.host()?.to_owned();

@@ -90,7 +90,6 @@ impl Nats {
     }
 
     /// Whether the connection is up now.
-    #[must_use]
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == async_nats::connection::State::Connected
     }

@@ -40,7 +40,6 @@ pub struct ResultFile {
 
 impl ResultFile {
     /// No results. With the file of a list, a temporary file would be in its directory. Without, only failed assets are kept.
-    #[must_use]
     pub fn new(list: Option<&Path>) -> Self {
         let dir = list.map_or_else(env::temp_dir, |it| directory(it).to_owned());
         Self {
