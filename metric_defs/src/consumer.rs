@@ -153,7 +153,7 @@ pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
 );
 pub const CONTRACT_TTL_DSPS: MetricDef = MetricDef::gauge(
     "consumer_contract_ttl_dsps",
-    "DSPs whose time to live the contracts of producers state, 0 without --ttl-floor. DSPs without a contract are not counted.",
+    "DSPs with a time to live from the contracts of producers; 0 without --ttl-floor.",
 );
 pub const DUPLICATE_PRODUCER_IDS: MetricDef = MetricDef::counter(
     "consumer_duplicate_producer_ids_total",

@@ -20,7 +20,7 @@ pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Parallel requests of a worker to the origin of its job, as published by its process. Each process has the workers of all processes.",
+    "Parallel requests of a worker to the origin of its job. Every process exports the workers of all processes.",
 )
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
@@ -30,7 +30,7 @@ pub const REMOVED: MetricDef = MetricDef::counter(
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
     "revalidator_held_back_total",
-    "Objects kept because a batch would have removed more than the application's brake allows.",
+    "Objects kept because a batch would have removed a larger fraction than the setting `brake` of the application allows.",
 )
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
@@ -39,7 +39,7 @@ pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
 );
 pub const NOTES_FAILED: MetricDef = MetricDef::counter(
     "revalidator_notes_failed_total",
-    "Confirmed or missing matches whose note was not written, because their bucket is full or NATS is unavailable.",
+    "Notes of confirmed or missing matches that could not be written, because the bucket of notes is full or NATS is unavailable.",
 );
 pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
@@ -47,7 +47,7 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Bytes of the results of all jobs, of at most 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 without a maker.",
+    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 without a maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
@@ -66,12 +66,12 @@ pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
 .by(JOB);
 pub const JOB_RESUME: MetricDef = MetricDef::gauge(
     "revalidator_job_resume_unix_seconds",
-    "End of the suspension of a job; 0 if it is not suspended, or until an operator resumes it. The reason is shortened.",
+    "Unix time in seconds at which a suspended job resumes; 0 if it is not suspended, or only an operator can resume it.",
 )
 .by(&["job", "app", "state", "reason"]);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
-    "Age of the oldest job that waits for a worker, not for an older job of its application; 0 if there is none.",
+    "Age of the oldest job that waits for a worker; 0 if there is none. A job that waits for an older job of its application is not counted.",
 );
 pub const WORKERS: MetricDef =
     MetricDef::gauge("revalidator_workers", "Running workers of all processes.");

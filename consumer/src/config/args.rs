@@ -102,7 +102,7 @@ pub struct StorageArgs {
     )]
     pub store: StoreConfig,
 
-    /// Time after its first cookie at which a batch is written, if the store is idle
+    /// Time from the first cookie of a batch until the batch is written, if the store is idle
     ///
     /// A batch of 5,000 cookies is written earlier. While the store is busy, a batch grows up to --batch-cookies.
     #[arg(
@@ -151,11 +151,11 @@ pub struct StorageArgs {
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of DSPs with a slot that are not in --dsps, first come, first served. Cookies of further DSPs are rejected
+    /// Maximum number of DSPs outside --dsps that get a slot, first come, first served. Cookies of further DSPs are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are rejected (comma-separated). Immediately frees the slot of an unlisted DSP
+    /// DSPs whose cookies are rejected (comma-separated). An unlisted DSP loses its slot immediately
     #[arg(
         long,
         group = RELOADED,

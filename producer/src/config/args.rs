@@ -70,10 +70,10 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub http: SocketAddr,
 
-    /// Load balancers whose HTTP connections begin with a PROXY header, version 2: addresses, or networks such as 10.0.0.0/8
+    /// Addresses of load balancers that send a PROXY header (version 2) on each HTTP connection, or networks such as 10.0.0.0/8
     ///
-    /// The header's address is then the client's, for --http-connections-per-address and opt-outs. Their connections without a header
-    /// are closed; headers of other clients are invalid requests.
+    /// --http-connections-per-address and the limit of opt-outs then apply to the client address in the header. A connection from
+    /// these addresses without a header is closed. A header from any other address is an invalid request.
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
 
@@ -139,7 +139,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Seal a chunk at this age, tripled while it holds less than 2 KiB. Higher values use less CPU, lower values reduce latency
+    /// Seal a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU, lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
@@ -162,9 +162,9 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because they were in flight
+    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes in flight may have been lost
     ///
-    /// Less if the receive window of the subscriber was smaller.
+    /// A subscriber with a smaller receive window gets fewer bytes again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -284,9 +284,9 @@ pub struct ResourceLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Shutdown")]
 pub struct Shutdown {
-    /// Time to keep accepting requests after a shutdown signal: longer than the load balancer takes to notice
+    /// Time to keep accepting requests after a shutdown signal
     ///
-    /// During this time, `/readyz` returns 503 and every response closes its connection.
+    /// Set it above the time in which the load balancer notices a 503. During this time, `/readyz` returns 503 and every response closes its connection.
     #[arg(
         long,
         group = RELOADED,

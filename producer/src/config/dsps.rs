@@ -19,8 +19,8 @@ use crate::{
 pub(super) struct DspsArgs {
     /// TOML file with a contract for each DSP: which buyer uids it may send, how its requests are answered, and its rate limits [default: none, all DSPs and buyer uids are accepted]
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series, others are counted as
-    /// `other`. Validate a file with `producer contracts check FILE`.
+    /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs are
+    /// counted as `other`. Validate a file with `producer contracts check FILE`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 

@@ -167,7 +167,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ("producer_edge_request_seconds", "Excludes the network."),
     (
         "producer_dsp_cookies_total",
-        "DSPs without their own series are `other`, requests without a readable DSP id `none`.",
+        "DSPs without their own series are counted as `other`, and requests without a readable DSP id as `none`.",
     ),
     (
         "producer_contracts_version",
