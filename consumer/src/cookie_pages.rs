@@ -76,7 +76,7 @@ impl CookiePages {
         let client = tokens.current().authenticate(headers);
         client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
         let mut query = parse(uri.query().unwrap_or_default()).ok_or_else(|| {
-            let detail = "use ?dsp=ID&before=MILLISECONDS, and after the first page &next=POSITION";
+            let detail = "use ?dsp=ID&before=MILLISECONDS, then add &next=POSITION";
             Problem::new(INVALID, detail)
         })?;
         let _one = self.one.try_acquire().map_err(|_| {

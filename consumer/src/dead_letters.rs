@@ -7,9 +7,9 @@
 //! Dead letters never block cookies that can be stored. A write failure is counted, and logged once until the next
 //! success. A hanging write delays one batch only.
 //!
-//! A batch counts as stored only after its dead letters were passed to the operating system, but they are not synced: a sync
-//! per batch would slow down every store that rejects a few cookies. A crash at that time loses the dead letters of one batch,
-//! because the cursors are already committed.
+//! A batch counts as stored only after its dead letters were passed to the operating system. They are not synced: a
+//! sync per batch would slow down every store that rejects a few cookies. A crash at that time loses the dead letters
+//! of one batch, because the cursors are already committed.
 
 use std::{
     fs::{self, File},

@@ -122,7 +122,7 @@ impl MaintenanceTask {
             let now = self.now();
             let open = window.is_open(&now);
             if was_open.replace(open) != Some(open) {
-                tracing::info!(open, %window, "expiry window opened or closed");
+                tracing::info!(open, %window, "expiry window changed");
             }
             self.metrics.expiry_open.set(i64::from(open));
             let expired = match self.store.maintenance_owner().await {

@@ -1,8 +1,9 @@
 //! The table of producers. Subscriptions, the sink and maintenance update it; metrics, readiness and the status page read
 //! [snapshots](Snapshot) of it.
 //!
-//! A producer is known while it has a cursor, here or in the store, and while an address reads from it or last did. All state
-//! changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and notifications.
+//! A producer stays in the table while it has a cursor, here or in the store, or while it is the last producer of an
+//! address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
+//! notifications.
 //!
 //! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name. The subscription
 //! whose stream the producer closed finds in this table that another address has the stream, and stands by instead of

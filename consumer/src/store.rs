@@ -353,7 +353,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         _query: &'a PageQuery,
         _deletions: &'a Deletions,
     ) -> StoreFuture<'a, Page> {
-        let error = StoreError::Unavailable("this store has no pages".to_owned());
+        let error = StoreError::Unavailable("this store cannot be read in pages".to_owned());
         Box::pin(std::future::ready(Err(error)))
     }
 

@@ -157,7 +157,7 @@ impl Subscription {
                 biased;
                 () = stop.cancelled() => return,
                 _ = is_resolved.wait_for(|is_resolved| !is_resolved) => {
-                    tracing::info!(address = %self.address(), "address no longer resolved; unsubscribed");
+                    tracing::info!(address = %self.address(), "unsubscribed; the host name no longer resolves to this address");
                     return;
                 }
                 () = self.wait_to_retry(&ended) => {}
@@ -193,7 +193,7 @@ impl Subscription {
         match (previous, ended) {
             (LoggedState::Down(previous), _) if previous == why => {}
             (_, StreamEnd::Superseded(Some(producer))) => {
-                tracing::info!(%address, %producer, "standing by; another address has the stream of this producer");
+                tracing::info!(%address, %producer, "standing by; the stream of this producer uses another address");
             }
             (_, StreamEnd::Superseded(None)) => {
                 tracing::warn!(%address, name = self.context.name, "another process uses the name of this consumer; give each consumer its own --name");
@@ -432,7 +432,7 @@ impl Subscription {
     fn report_ttls(&self, ttls: &TimesToLive) {
         if self.context.ttls.report(self.address(), ttls) {
             let (address, dsps) = (self.address(), ttls.dsps.len());
-            tracing::info!(%address, dsps, "times to live changed by the contracts of a producer");
+            tracing::info!(%address, dsps, "contracts of a producer changed times to live");
         }
     }
 

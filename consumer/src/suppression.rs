@@ -4,12 +4,12 @@
 //! such a duplicate is suppressed: writing it would only extend the cookie's expiry. A changed buyer uid always passes, unless
 //! it is older than a suppressed duplicate: then it is stale, which the store could not detect.
 //!
-//! The table contains only cookies that this process has seen *stored*, so it is correct unless another process writes to or
-//! deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the store has it,
-//! no duplicate of that pair is suppressed, neither of the new value nor of the previous one. Nor is a late duplicate of a
-//! cookie that has expired since, because the store may have deleted it. Only the batch that set an entry pending can confirm
-//! it. Entries that are older than the interval or do not fit are evicted. This costs a write, and loses the time of the
-//! newest suppressed duplicate.
+//! The table contains only cookies that this process has seen *stored*, so it is correct unless another process writes
+//! to or deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the
+//! store has it, no duplicate of that pair is suppressed, whether of the new value or of the previous one. A late
+//! duplicate of a cookie that has expired since is not suppressed either, because the store may have deleted the
+//! cookie. Only the batch that set an entry pending can confirm it. Entries that are older than the interval or do not
+//! fit are evicted. This costs a write, and loses the time of the newest suppressed duplicate.
 //!
 //! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
 //! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).

@@ -100,7 +100,7 @@ async fn show(
     );
     let own: Vec<_> = own.split_whitespace().map(str::to_owned).collect();
     let bench = setup.programs.bench.as_ref();
-    let bench = bench.context("the partner was not built")?;
+    let bench = bench.context("the partner (bench) was not built")?;
     let mut origin = start("partner", bench, &own, dir)?;
     origin.wait_accepting(partner, READY_TIMEOUT).await?;
     for what in [

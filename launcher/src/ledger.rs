@@ -1,7 +1,7 @@
 //! Checks that the ledgers in a scrape balance: every cookie has exactly one outcome or is pending.
 //!
-//! Each process collects its metrics under its own locks, so the equations hold exactly in every scrape, also under load.
-//! An imbalance is a bug of the process.
+//! Each process collects its metrics under its own locks, so the equations hold exactly in every scrape, even under
+//! load. An imbalance is a bug of the process.
 
 use std::fmt;
 

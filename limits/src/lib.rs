@@ -56,10 +56,11 @@
 //!   demands get slots in call order. A call may get an earlier slot than a waiting call with another limit or with more requests.
 //!   Existing slots never move.
 //! - **Refused calls** do not count, except under limits with [`Limit::count_refused`].
-//! - **Memory** is bounded. Idle keys, which are equivalent to new ones, are evicted for new keys. If no idle key is found among a few
-//!   hundred, the new key is refused. A token bucket takes some 100 bytes including its key. Future slots with gaps before them take 16
-//!   bytes each, up to 4,096 per key (256 in logs and step windows) and within the memory bound of the table; further such calls are
-//!   refused until a slot has passed. The hash of keys is seeded randomly.
+//! - **Memory** is bounded. Idle keys, which are equivalent to new ones, are evicted for new keys. If no idle key is
+//!   found among a few hundred, the new key is refused. A token bucket takes some 100 bytes including its key. Future
+//!   slots with gaps before them take 16 bytes each, up to 4,096 per key (256 in logs and step windows) and within the
+//!   memory bound of the table. Further calls of this kind are refused until a slot has passed. The hash of keys is
+//!   seeded randomly.
 //! - **Bounds**: up to 10^12 requests and ten years, so that no arithmetic overflows.
 //!
 //! # Cost

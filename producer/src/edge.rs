@@ -242,7 +242,7 @@ impl Edge {
         Outcome::Accepted(answer.unwrap_or_default())
     }
 
-    /// Gives a browser a user id, unless its privacy signals do not permit it, also if they are only `observed`.
+    /// Gives a browser a user id, unless its privacy signals do not permit it, even if they are only `observed`.
     #[cold]
     fn mint(
         &self,

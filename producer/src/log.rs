@@ -2,11 +2,12 @@
 //!
 //! # How it works
 //!
-//! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next batch
-//! would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is small), by the
-//! task of [`run_timers`] or by an earlier append. Sealing writes the first sequence and the headers into the buffer in
-//! place, and turns it into an immutable [`Chunk`]: exactly the bytes that every stream sends. The *ring* holds the newest
-//! chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a stream sends them.
+//! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next
+//! batch would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is
+//! small). The task of [`run_timers`] seals it, or an earlier append. Sealing writes the first sequence and the headers
+//! into the buffer in place, and turns it into an immutable [`Chunk`]: exactly the bytes that every stream sends. The
+//! *ring* holds the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a
+//! stream sends them.
 //!
 //! A [`Reader`] is a position in the ring and a maximum lag, without a queue: a chunk costs one wake-up per reader, and a
 //! slow reader does not affect others. A reader that exceeds its maximum lag, or whose position was evicted, skips forward
@@ -14,7 +15,7 @@
 //!
 //! # Constraints
 //!
-//! - This module knows neither HTTP nor gRPC. It knows the wire format of a chunk, because sealing *is* encoding.
+//! - This module depends on neither HTTP nor gRPC. It uses the wire format of a chunk, because sealing *is* encoding.
 //! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system clock jumps back: "newest wins" compares it. A cookie that is
 //!   appended late has an age relative to that time ([`Log::append_accepted`]).

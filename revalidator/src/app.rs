@@ -56,7 +56,7 @@ pub struct App {
     running: JoinHandle<Result<()>>,
 }
 
-/// What makers, workers and pages share.
+/// State shared by makers, workers and pages.
 struct Shared {
     nats: Arc<OnceLock<Nats>>,
     /// Why there is no connection yet.
@@ -223,7 +223,7 @@ async fn all(mut tasks: JoinSet<()>) -> Result<()> {
         if let Err(error) = ended {
             tasks.detach_all();
             return Err(error)
-                .context("a maker, a worker or the copy of the jobs ended unexpectedly");
+                .context("a maker, a worker or the mirror of the job bucket ended unexpectedly");
         }
     }
     Ok(())

@@ -31,7 +31,7 @@ const THROTTLE_MIN: Duration = Duration::from_secs(1);
 /// Maximum time of a report to the limiter, which delays the suspension of the job.
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a check needs besides its batch.
+/// Dependencies of a check.
 #[derive(Debug, Clone)]
 pub struct Checker<O> {
     /// The origins.

@@ -1,4 +1,4 @@
-//! What all HTTP clients have: settings, URLs without credentials, and bounded responses.
+//! Shared parts of all HTTP clients: settings, URLs without credentials, and bounded responses.
 
 use std::{fs, path::Path, time::Duration};
 

@@ -45,7 +45,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// The values of the paper.
+    /// The values of the original design.
     fn default() -> Self {
         Self {
             mode: Mode::default(),

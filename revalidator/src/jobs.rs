@@ -9,7 +9,7 @@ use crate::messages::{
     RevalidatorState, ServerState, WORKERS_NEEDED_MAX,
 };
 
-/// First suspension of a job; each further one without a result between takes twice as long.
+/// First suspension of a job; it doubles with each further suspension until there is a result.
 pub const SUSPENSION_MIN_MS: u64 = 60_000;
 
 /// Maximum suspension.
@@ -45,8 +45,9 @@ pub const PAUSED: &str = "paused by an operator";
 /// Reason of a suspension by an origin that stops all jobs of the application.
 pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
 
-/// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application, and not
-/// of a throttled one, also if the job with the throttled request has ended. Single checks do not wait for others.
+/// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application,
+/// and not of a throttled application, even if the job with the throttled request has ended. Single checks do not wait for
+/// others.
 pub fn candidates<J: Deref<Target = JobStatus>>(
     jobs: impl IntoIterator<Item = J>,
     now: u64,
@@ -78,8 +79,8 @@ pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
         && job.resume_at.is_none_or(|resume| resume > now)
 }
 
-/// Suspends a job. The origin demands the `time` in milliseconds; without, it doubles with each suspension. Cancels a job that has had
-/// no result for [`GIVE_UP_MS`].
+/// Suspends a job. `time` is the time in milliseconds that the origin demands. Without it, each suspension takes twice as long
+/// as the previous one. Cancels a job that has had no result for [`GIVE_UP_MS`].
 pub fn suspend(job: &mut JobStatus, reason: &str, time: Option<u64>, now: u64) {
     let until = time.map(|time| now + time.min(GIVE_UP_MS));
     job.throttled_until = job.throttled_until.max(until);
@@ -109,7 +110,7 @@ pub fn pause(job: &mut JobStatus, now: u64) {
     job.resume_at = None;
 }
 
-/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time, also before the origin permits it.
+/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time, even before the origin permits it.
 pub fn resume(job: &mut JobStatus, now: u64) {
     job.throttled_until = None;
     job.revalidator_state = RevalidatorState::Revalidating;
@@ -170,7 +171,7 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
     if refused > 0 && 2 * refused >= outcomes.len() {
         return Err("the origin refused at least half of a batch (401, 403 or 407)");
     }
-    // Retried assets have failed before, so their failures say nothing about the origin.
+    // Retried assets have failed before, so their failures do not show that the origin fails.
     if attempt == 1 && is_part(count(Outcome::Failed)) {
         return Err("at least half of a batch failed");
     }

@@ -8,8 +8,9 @@
 //! - A [`maker`] creates jobs by a [`schedule`], and transmits the assets of a [`source`].
 //! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]) by requests to an [`origin`], within the limits of a
 //!   [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
-//! - [`apps`] is the file of applications, [`config`] has the other settings, [`client`] those of HTTP clients.
-//! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] are exported.
+//! - [`apps`] is the applications file, [`config`] has the other settings, and [`client`] the shared parts of HTTP
+//!   clients.
+//! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] has the metrics.
 //!
 //! Only [`app`] knows all components.
 

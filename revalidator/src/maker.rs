@@ -53,7 +53,7 @@ const RETRIED: &str = "retrying after an error";
 /// Time after which received assets are removed if their job does not exist.
 const UNKNOWN_JOB: Duration = Duration::from_secs(60);
 
-/// What a maker needs; clones share it.
+/// Dependencies of a maker; clones share them.
 #[derive(Clone)]
 pub struct Maker<E> {
     /// Unique id.
@@ -140,8 +140,8 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one then
-    /// leaves the job to others for a while.
+    /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one
+    /// leaves the job to other makers for some time.
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease) {
         let lost = lease.lost.clone();
         let pause = tokio::select! {

@@ -1,7 +1,8 @@
 //! Effects on matches of an application of kind `cookies`.
 //!
-//! Changes and removals are sent to a producer, with the time of the page on which their match was. So any later sync of a browser
-//! replaces them, in any order of arrival. Confirmed and missing matches are noted in a bucket. All effects can be repeated.
+//! Changes and removals are sent to a producer, with the time of the page from which the match was read. So any later
+//! sync of a browser replaces them, in any order of arrival. For each confirmed or missing match, a note is written to
+//! a bucket. All effects can be repeated.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -24,7 +25,7 @@ const ROW_MS_MAX: u64 = REQUEST_MS_MAX + 3_000_000;
 /// Notes that are read at the same time.
 const NOTES_PARALLEL: usize = 32;
 
-/// What is known of a match besides the stores of the nodes; times are Unix milliseconds.
+/// A note: the responses of the partner about one match. Times are Unix milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Note {
@@ -32,7 +33,7 @@ pub struct Note {
     pub confirmed_at: Option<u64>,
     /// When the partner first did not have it.
     pub gone_since: Option<u64>,
-    /// Time up to which its node was complete when the match was read that the note is about.
+    /// Time up to which the node was complete when it returned the match.
     pub as_of: Option<u64>,
 }
 
@@ -92,8 +93,8 @@ pub fn keep_old(results: &mut [AssetResult], now: u64) {
     }
 }
 
-/// The outcome that counts for the suspension of a job. A match that was missing before says nothing about the partner now: its
-/// batch may have only those, because confirmed matches are left out.
+/// The outcome that counts for the suspension of a job. A match that was missing before does not count: a batch may have only
+/// such matches, because confirmed ones are skipped.
 pub fn judged(result: &AssetResult) -> Outcome {
     match result.outcome {
         Outcome::Gone if result.asset.gone_since.is_some() => Outcome::Unexpected,
@@ -106,7 +107,7 @@ pub fn is_first_sighting(result: &AssetResult) -> bool {
     result.outcome == Outcome::Gone && result.asset.gone_since.is_none()
 }
 
-/// Whether a result may remove its match: the partner did not have it a long time before, either.
+/// Whether a result may remove its match: the partner already did not have it a long time before.
 pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> bool {
     let apart = u64::try_from(cookies.sightings_apart.as_millis()).unwrap_or(u64::MAX);
     let since = result.asset.gone_since;
@@ -156,7 +157,7 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
     let writes = results.iter().filter_map(note).map(async |(key, value)| {
         // Without the note, the match is checked again by the next job.
         let put = engine.put(Bucket::Matches, &key, value).await;
-        let failed = put.map_err(|error| tracing::debug!(%error, "failed to note a match"));
+        let failed = put.map_err(|error| tracing::debug!(%error, "failed to write a note"));
         u64::from(failed.is_err())
     });
     join_all(writes.collect::<Vec<_>>()).await.iter().sum()

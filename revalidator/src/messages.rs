@@ -1,4 +1,5 @@
-//! Messages between makers and workers: JSON objects with the field names of the paper, extended by fields of this program.
+//! Messages between makers and workers: JSON objects with the field names of the original design (docs/revalidator.md),
+//! extended by fields of this program.
 //!
 //! Programs in other languages create jobs with them. Unknown fields and states are kept when a status is written back.
 
@@ -43,7 +44,7 @@ pub enum AllowDelete {
 }
 
 impl<'de> Deserialize<'de> for AllowDelete {
-    /// Also accepts the boolean of the paper.
+    /// Also accepts the boolean of the original design.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         match (value.as_bool(), value.as_str()) {
@@ -356,7 +357,7 @@ impl Asset {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobResult {
-    /// Mean time to the first byte of the answered requests, in milliseconds.
+    /// Mean time to the first byte of all responses, in milliseconds.
     pub average_response: u64,
     /// One result for each asset.
     pub results: Vec<AssetResult>,

@@ -1,7 +1,7 @@
 //! A copy of the buckets of jobs and subscriptions, kept up to date by watching them. One task writes it; makers, workers and pages read it.
 //!
-//! A lease is judged by this copy: its holder is lost if its revision has not changed for [`LEASE`] on the clock of the reader, so
-//! that the clocks of machines need not agree.
+//! The state of a lease follows from this copy: its holder is lost if its revision has not changed for [`LEASE`] on the
+//! clock of the reader. So the clocks of machines need not agree.
 
 use std::{
     collections::HashMap,

@@ -54,7 +54,7 @@ pub enum Body {
     Unread,
 }
 
-/// The outcome of an answer, and the asset with its new validators and digest. `has_validators` states whether the request had
+/// The outcome of a response, and the asset with its new validators and digest. `has_validators` states whether the request had
 /// any; without them a 304 is an error of the origin. With `force`, each complete body counts as changed.
 pub fn outcome(
     settings: &AppSettings,

@@ -1,4 +1,4 @@
-//! Nodes or producers of the operator. A call succeeds if one of them responds.
+//! Calls to the operator's nodes or producers. A call succeeds if one of them responds.
 
 use std::{fs, path::Path, path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Values in the applications file.
+//! Parsers of values in the applications file.
 
 use std::time::Duration;
 

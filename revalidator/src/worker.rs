@@ -44,7 +44,7 @@ const BATCH_WAIT: Duration = Duration::from_secs(2);
 /// Maximum number of jobs with a [`Memory`].
 const REMEMBERED_MAX: usize = 16;
 
-/// What a worker needs.
+/// Dependencies of a worker.
 #[derive(Clone)]
 pub struct Worker<E, O> {
     /// Unique id.
@@ -65,7 +65,7 @@ pub struct Worker<E, O> {
     pub clock: fn() -> u64,
 }
 
-/// What a worker continues with when it takes a job again.
+/// State with which a worker resumes a job.
 struct Memory {
     controller: Controller,
     /// The batch that was interrupted last, by the hash of its message, and its completed checks of up to 1 MiB.
@@ -137,7 +137,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 continue;
             };
             let id = &job.job_id;
-            tracing::info!(worker = self.id, job = id, "worker took a job");
+            tracing::info!(worker = self.id, job = id, "worker claimed a job");
             let new = || Memory {
                 controller: Controller::new(app.settings.concurrency),
                 interrupted: None,
@@ -159,7 +159,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 // The batches of an ended job are deleted while workers wait for them.
                 if self.mirror.is_open(id) {
                     let error = format!("{error:#}");
-                    tracing::warn!(job = id, error, "worker left a job after an error");
+                    tracing::warn!(job = id, error, "worker released a job after an error");
                 }
                 sleep(RETRY_PAUSE).await;
             }

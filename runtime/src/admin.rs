@@ -93,7 +93,7 @@ impl Services {
         self.stage.tasks.spawn(serving);
         tracing::info!(%address, "admin port is open");
         if !address.ip().is_loopback() {
-            tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
+            tracing::warn!(admin = %address, "the admin port is open to every client that reaches this address");
         }
         Ok(address)
     }

@@ -244,7 +244,7 @@ pub async fn accept<L, S, F>(
     }
 }
 
-/// What the connections of a port share.
+/// State shared by the connections of a port.
 struct Port<S> {
     proxies: Proxies,
     limits: watch::Receiver<Limits>,

@@ -1,5 +1,5 @@
-//! What every server has besides its data path: process metrics, the reload of files, and the port of an API. The
-//! module `admin` adds the admin port.
+//! Parts of every server in addition to its data path: process metrics, the reload of files, and the port of an API.
+//! The module `admin` adds the admin port.
 
 use std::{error::Error, sync::Arc, time::Duration};
 

@@ -1,8 +1,8 @@
 //! Settings of a process: from flags, then environment, then a TOML file, then defaults.
 //!
-//! A clap parser declares each setting once: the field's type and `value_parser` validate it, its group sets its
-//! [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same in capitals, prefixed
-//! with the program name. So every setting has all three forms.
+//! A clap parser declares each setting once: the field's type and `value_parser` validate it, and its group sets its
+//! [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same in capitals,
+//! prefixed with the program name. So every setting has all three forms.
 //!
 //! clap reports only the first error, so each value is validated separately and all errors are reported together, with those
 //! of the file.
@@ -116,8 +116,7 @@ pub struct Loaded<A: Settings> {
 /// Parses `arguments` (program name first) and validates the settings. An empty environment variable counts as unset, because
 /// deployment tools pass unset variables that way.
 ///
-/// # Errors
-/// A printable clap error, also for `--help`; contains all errors of flags, file and constraints.
+/// # Errors A printable clap error, including that of `--help`; contains all errors of flags, file and constraints.
 pub fn load<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, clap::Error> {

@@ -80,7 +80,7 @@ impl Network {
     pub fn create(nodes: usize) -> Result<Self> {
         let lock =
             File::create(LOCK_FILE).with_context(|| format!("failed to create {LOCK_FILE}"))?;
-        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the lock file")?;
+        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the network file")?;
         remove_stale(Path::new(NAMES_DIR));
         let [a, b] = free_subnet()?;
         let host = Ipv4Addr::new(198, a, b, 1);

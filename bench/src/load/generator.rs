@@ -1,9 +1,9 @@
-//! Whether the results of a load show the server, or the machine that sends the load.
+//! Whether the results of a load reflect the server, or the machine that sends the load.
 //!
-//! There are two indicators. With a rate, the delay of requests that were due and had capacity on their connection is caused by
-//! the generator. And for each sending thread, Linux counts the time in which it ran or waited for a CPU
-//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads responses
-//! late, so that its own slowness fills them.
+//! There are two indicators. With a rate, a request that is due and has capacity on its connection can only be delayed
+//! by the generator. And for each sending thread, Linux counts the time in which it ran or waited for a CPU
+//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads
+//! responses late, so that its own slowness fills them.
 
 use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};

@@ -1,8 +1,8 @@
 //! Hostile requests (`--hostile`): invalid requests of partners, and attacks. A producer with the contracts in
 //! `examples/hostile.toml` refuses each of them for a known reason.
 //!
-//! All connections send the list in `hostile.tsv` again and again, so the number of requests per reason follows from the number
-//! of sent requests.
+//! All connections send the list in `hostile.tsv` repeatedly, so the number of requests per reason follows from the
+//! number of sent requests.
 
 use std::{collections::BTreeMap, iter};
 

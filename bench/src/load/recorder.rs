@@ -1,6 +1,6 @@
-//! Counts and histograms of one thread per second, which no other thread accesses.
+//! Counts and histograms of one thread, one set per second. No other thread accesses them.
 //!
-//! Each second is passed on when it is complete, so a histogram covers one second; the collector adds them up.
+//! A set is passed on when its second is complete, and the collector adds the sets of all threads.
 
 use std::{collections::BTreeMap, time::Duration};
 

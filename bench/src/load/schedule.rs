@@ -1,5 +1,5 @@
-//! Send times of requests with a rate. They are whole nanoseconds, so that the time of a request is the exact inverse of the
-//! number of requests before a time.
+//! Send times of requests with a rate. They are whole nanoseconds, so that the send time of a request and the number of
+//! requests before a time are exact inverses.
 
 use std::num::NonZeroU64;
 

@@ -1,4 +1,5 @@
-//! The directory of a report. It is created before the run, so that an error costs no run, and written after it.
+//! The directory of a report. It is created before the run, so that an error is found before the measurement, and
+//! filled after the run.
 
 use std::{
     fs,

@@ -4,15 +4,17 @@
 //! a recently written pair, or older than the horizon of that module, need a point read. Bloom filters in memory skip the disk
 //! if the pair does not exist.
 //!
-//! Cookies, the newest time and cursors are one atomic write, synced before [`Store::write`] returns. A failed sync breaks the
-//! store permanently, because the content of the disk is known only after reopening it. So does a failure of fjall's background
-//! threads, which flush and compact. The next ping detects it, also for a write that waits for them.
+//! Cookies, the newest time and cursors are one atomic write, synced before [`Store::write`] returns. A failed sync
+//! breaks the store permanently, because the content of the disk is known only after reopening it. A failure of fjall's
+//! background threads, which flush and compact, has the same effect. The next ping detects it, even while a write waits
+//! for them.
 //!
-//! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry causes no
-//! extra work. An open expiry window sets the time by which compactions expire cookies; after the window closes, this time stays
-//! until the next window or restart. Compactions are proportional to writes, and with evenly distributed user ids they reach
-//! all data. Without writes, expired cookies stay on disk, unseen. A full ("major") compaction is never started, because it
-//! would block all others, and after four flushes the writers. So the compaction window is not used.
+//! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry
+//! causes no extra work. An open expiry window sets the time by which compactions expire cookies; after the window
+//! closes, this time stays until the next window or restart. Compactions are proportional to writes, and with evenly
+//! distributed user ids they reach all data. Without writes, expired cookies stay on disk, but lookups omit them. A
+//! full ("major") compaction is never started, because it would block all others, and after four flushes the writers.
+//! So the compaction window is not used.
 
 mod deletions;
 mod expiry;

@@ -1,8 +1,8 @@
 //! Losses at the end of a producer's epoch, reported when its next epoch begins or when its cursor is deleted.
 //!
 //! - A `Goodbye` received after everything before it confirms that nothing of that epoch follows the cursor.
-//! - `Hello.tail` of the next epoch covers the rest of that epoch *and* the epochs in between that this consumer missed.
-//!   A tail of 0 confirms that nothing is missing, also after a crash.
+//! - `Hello.tail` of the next epoch covers the rest of that epoch *and* the epochs in between that this consumer
+//!   missed. A tail of 0 confirms that nothing is missing, even after a crash.
 //! - Cookies before the cursor were received or declared in a gap. "Nothing lost" therefore requires that there was no gap.
 //!   It covers only the sequences that this process observed: an earlier process reported its own gaps.
 //!
@@ -80,7 +80,7 @@ pub fn report(
             log!(
                 info,
                 lost = 0_u64,
-                "producer restarted after a clean shutdown; nothing of that epoch lost, later epochs unknown"
+                "producer restarted after a clean shutdown; nothing lost in that epoch, and losses in later epochs are unknown"
             );
         }
         TailLoss::Exact(lost) => {

@@ -1,8 +1,8 @@
 //! Throughput, latency and CPU cost of decisions by `limiter serve` over HTTP, compared with decisions in Redis.
 //!
-//! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for this time (default: 5), with random
-//! counters of one limit that grants every call, and another build of `limiter` if its path is given. One thread runs the
-//! 32 clients:
+//! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for this time (default: 5), with
+//! random counters of one limit that grants every call. If the path of another build of `limiter` is given, it runs
+//! that build, too. One thread runs the 32 clients:
 //!
 //! | backend | decision |
 //! |---|---|

@@ -286,7 +286,7 @@ impl Reader {
         let algorithm = algorithm.and_then(|it| it.guaranteed_share(self.members));
         let algorithm = algorithm.map_err(|error| self.error(path, error)).ok()?;
         if count_refused && algorithm.window().is_none() {
-            self.error(path, "count_refused requires a window or a log");
+            self.error(path, "count_refused requires an algorithm with a window");
         }
         let limit = Limit {
             algorithm,

@@ -114,7 +114,7 @@ fn errors_of_all_tables_are_reported_together() {
             "limits.c.rules[1]: invalid limit of a sliding log 2000000: use 1 to",
             "limits.c.rules[2]: unknown value `guess`, expected one of `token_bucket`",
             "limits.c.rules[3]: missing field `warm_up`",
-            "limits.c.rules[4]: count_refused requires a window or a log",
+            "limits.c.rules[4]: count_refused requires an algorithm with a window",
             "limits.c.rules[5]: invalid burst 0: use 1 to",
             "limits.c.rules[6].id: invalid name",
             "limits.c.rules[7].rate: invalid rate ``",

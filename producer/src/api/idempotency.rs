@@ -18,7 +18,8 @@ use super::{
 /// Time for which a response is kept.
 const RETENTION: Duration = Duration::from_secs(600);
 
-/// Maximum bytes of the responses of a client: thousands, or hundreds with many row errors. Beyond it, the oldest end early.
+/// Maximum bytes of the responses of a client: thousands, or hundreds with many row errors. Beyond it, the oldest responses are
+/// dropped early.
 pub(crate) const CLIENT_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of a request without the body of its response, with the longest key and path.

@@ -43,7 +43,7 @@ impl App {
         let edge_end = Instant::now() + edge_grace;
         let (is_edge_done, _) = tokio::join!(self.edge.drain(edge_end), self.api.drain(edge_end));
         if !is_edge_done {
-            tracing::info!("closed HTTP connections of clients that did not finish");
+            tracing::info!("closed HTTP connections with unfinished requests");
         }
         if let Some(shaping) = &self.shaping {
             self.shaping_stage

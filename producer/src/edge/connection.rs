@@ -11,9 +11,9 @@
 //! - A request body is skipped if it arrived with its headers. Otherwise the response closes the connection, because a load
 //!   balancer that reuses the connection could have its next request parsed as part of the body.
 //! - While a client does not read its responses, no further requests are read from it.
-//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, each of which
-//!   may be hundreds of requests: sixteen clients that sent continuously raised the latency of a well-behaved client from
-//!   1.5 ms to 3 s.
+//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, each of
+//!   which may be hundreds of requests. Sixteen clients that sent continuously thus raised the latency of a
+//!   well-behaved client from 1.5 ms to 3 s.
 //! - Before the connection is closed, all requests that were sent together are handled; the last response announces the
 //!   close.
 //! - After closing its side, the connection discards what the client still sends, for a while: closing with unread bytes
@@ -23,12 +23,12 @@
 //!
 //! # The cost of measuring time
 //!
-//! Latency is measured once for all requests of one read, by reading the monotonic clock after the read and after encoding
-//! the responses. The first reading also decides when to update the date header, ten times per second. Measuring thus
-//! costs one clock reading and two atomic additions per batch. Together with the counters of [`dsps`](super::dsps), CPU
-//! time per request rose from 1.26 to 1.27 µs in the best of five alternating runs, and from 1.31 to 1.34 µs in the median
-//! (`bench load -c 32 -p 16 -d 4s`: 32 connections with 16 requests in flight). For single requests the difference was
-//! below the noise.
+//! Latency is measured once for all requests of one read, by reading the monotonic clock after the read and after
+//! encoding the responses. The first reading also decides when to update the date header, ten times per second.
+//! Measuring thus costs one clock reading and two atomic additions per batch. Together with the counters of
+//! [`dsps`](super::dsps), measuring raised the CPU time per request from 1.26 to 1.27 µs in the best of five
+//! alternating runs, and from 1.31 to 1.34 µs in the median (`bench load -c 32 -p 16 -d 4s`: 32 connections with 16
+//! requests in flight). For single requests the difference was below the noise.
 
 use std::{
     io,

@@ -1,4 +1,5 @@
-//! Contracts of DSPs: which ids a DSP may send, and what its browsers get. [`file`](mod@file) reads them.
+//! Contracts of DSPs: which buyer uids a DSP may send, and how its requests are answered. [`file`](mod@file) reads
+//! them.
 //!
 //! A request costs a lookup of its contract and the check of its buyer uid. Without contracts, it costs one comparison.
 
@@ -74,7 +75,7 @@ pub enum State {
     Unknown,
 }
 
-/// What a browser gets if its match is refused.
+/// Response to a browser whose match is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RefusedAnswer {

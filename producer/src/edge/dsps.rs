@@ -4,7 +4,7 @@
 //!
 //! Requests may contain any of four billion DSP ids, so the number of series is bounded. If contracts list DSPs, each of
 //! them has a series; all others are counted as `other`. Without a list, the first [`UNLISTED_SERIES_MAX`] DSPs get a
-//! series, and the rest is `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id
+//! series; all others are counted as `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id
 //! are counted as `none`.
 //!
 //! The contracts can be reloaded. A DSP that is removed from the list keeps its series. If there would be more than

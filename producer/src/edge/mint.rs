@@ -1,8 +1,8 @@
 //! User ids for browsers that have none (`--uid mint`).
 //!
-//! A browser may discard the cookie, so its match is not recorded yet: it gets a new user id with a redirect to the same
-//! request, and a parameter that marks the second request. Only one that returns with the cookie is recorded. The marker
-//! ends the chain of redirects.
+//! A browser may discard a new cookie. So its first request records nothing: the response sets a user id, and redirects
+//! to the same request with a marker parameter. The match is recorded if the second request has the cookie. The marker
+//! prevents a further redirect.
 
 use super::{
     answer::Answer,

@@ -5,9 +5,9 @@
 //! user id is sent to all nodes. Its delivery is not checked. Syncs with the opt-out cookie get the usual response and are
 //! not recorded.
 //!
-//! Any client other than a browser can send such a POST with any user id, also repeatedly. A secret value in the form would not
-//! prevent that: such a client can request the form, too. Deletions are therefore limited for each client
-//! address, and for all clients together.
+//! Any client other than a browser can send such a POST with any user id, as often as it likes. A secret value in the
+//! form would not prevent that: such a client can request the form, too. Deletions are therefore limited for each
+//! client address, and for all clients together.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -49,9 +49,9 @@ pub enum Page {
     OptOut,
     /// The page, for a browser that has opted out.
     OptIn,
-    /// The choice to opt out was taken; the cookie is set.
+    /// The user opted out; the cookie is set.
     OptedOut,
-    /// The choice to opt in again was taken; the cookie is removed.
+    /// The user opted in again; the cookie is removed.
     OptedIn,
     /// The POST does not come from the page.
     Forbidden,

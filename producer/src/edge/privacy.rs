@@ -15,7 +15,7 @@
 //!
 //! # Cost
 //!
-//! The gate allocates nothing and reads each character a bounded number of times, so the time of a hostile string is
+//! The gate allocates nothing and reads each character a bounded number of times. So the time of a hostile string is
 //! proportional to its length, which the maximum request size bounds. Benchmark: `privacy` in `benches/contracts.rs`.
 
 mod bits;

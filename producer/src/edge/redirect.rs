@@ -10,7 +10,7 @@ use super::{privacy::Signals, request::percent_decoded};
 /// Maximum length of a template.
 const TEMPLATE_BYTES_MAX: usize = 2_048;
 
-/// Maximum length of a rendered URL; many servers accept no longer one.
+/// Maximum length of a rendered URL; many servers reject longer URLs.
 const URL_BYTES_MAX: usize = 8_192;
 
 /// A value of the request.
@@ -94,9 +94,8 @@ impl Template {
         &self.host
     }
 
-    /// Appends the URL to `output`; a missing parameter is empty, and of a repeated one, the value counts that the privacy gate
-    /// reads. Returns whether the URL is complete: short enough, and without a value of dots, which could be a segment of
-    /// its path.
+    /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy gate reads.
+    /// Returns whether the URL is complete: short enough, and without a value of dots, which could be a segment of its path.
     pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;
         let signals = Signals::in_query(query);
@@ -184,7 +183,7 @@ pub(super) fn check_host(host: &str) -> Result<(), String> {
         ));
     }
     if last == "localhost" {
-        return Err(format!("`{host}` is the computer of the browser"));
+        return Err(format!("`{host}` is the browser's machine; use another"));
     }
     Ok(())
 }
@@ -271,7 +270,7 @@ mod tests {
             ("https://a.0xc0/", "IP address"),
             ("https://[2001:db8::1]/", "invalid port"),
             ("https://localhost/", "invalid host"),
-            ("https://sync.localhost/", "computer of the browser"),
+            ("https://sync.localhost/", "browser's machine"),
             ("https://LOCALHOST:8080/", "invalid host"),
             ("https:///done", "invalid host"),
             ("https://a..example/", "invalid host"),

@@ -1,5 +1,5 @@
 //! Parses a sync request: from its query and Cookie headers to a cookie or a rejection with a reason. Reasons name the
-//! parameters of `/sync`, also for `/setuid`.
+//! parameters of `/sync`, even for `/setuid`.
 //!
 //! Pure, without allocation: values are decoded into a [`Scratch`] of the caller.
 

@@ -3,8 +3,8 @@
 //!
 //! A chunk has the time of its first record, and a match may have been accepted up to the age of a chunk later. A
 //! deletion in an open chunk would get the chunk's time, which may be before the time of a match that another producer
-//! had already accepted. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk, and begin
-//! the next one, whose time is not before that of any of these deletions. Deletions never seal a chunk early.
+//! had already accepted. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk. They
+//! begin the next chunk, whose time is not before that of any of these deletions. Deletions never seal a chunk early.
 
 use tokio::sync::oneshot;
 

@@ -1,7 +1,7 @@
 //! One HTTP/2 connection: its calls, keepalive pings, and graceful shutdown.
 //!
-//! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll a stalled
-//! response until then: such a stream could be ended neither by a status nor by a reset, and its in-flight bytes could not
+//! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll a
+//! stalled response until then. Neither a status nor a reset could end such a stream, and its in-flight bytes could not
 //! be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

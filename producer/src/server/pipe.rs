@@ -1,9 +1,9 @@
 //! Writes a response body into an HTTP/2 stream: takes the next frame, then waits until HTTP/2 can send or buffer at least
 //! one byte of it.
 //!
-//! At most one frame waits here and counts as in flight, because the log cannot drop a chunk that was taken. A stream without
-//! data reserves no capacity: a reserved byte would be missing in the shared window of the connection, and a client that
-//! extends its window only when it is used up would never do so.
+//! At most one frame waits here and counts as in flight, because the log cannot drop a chunk that was taken. A stream
+//! without data reserves no capacity, because a reserved byte would be missing in the shared window of the connection.
+//! A client that extends its window only when it is used up would then never do so.
 
 use std::{
     pin::Pin,

@@ -1,10 +1,10 @@
 //! Queue of one DSP, or of all DSPs that no limit lists: cookies above a limit wait here for their release.
 //!
-//! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release times
-//! that are reserved under all limits together, a few milliseconds ahead, so that a late timer or a suspended process
-//! does not lower the rate. A cookie that would wait longer than `max_wait` is *deferred* for its expected wait and then
-//! tries again. A cookie older than `max_age` becomes a *dead letter*: it is requeued after a growing pause, at a share of
-//! the rate, and finally parked.
+//! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release
+//! times that are reserved under all limits together, a few milliseconds ahead, so that a late timer or a suspended
+//! process does not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected
+//! wait, it is scheduled again. A cookie older than `max_age` becomes a *dead letter*: it is requeued with increasing
+//! delays, at a share of the rate, and finally parked.
 //!
 //! A newer cookie of the same user and DSP replaces the one in the queue; an older one, which only a bulk request can contain,
 //! does not. A full queue drops its oldest cookie.

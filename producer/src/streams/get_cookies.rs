@@ -37,7 +37,7 @@ pub(super) fn open(
             subscriber = request.host,
             first_sequence = lease.start.first,
             next_sequence = span.next,
-            "started a stream of single cookies"
+            "GetCookies stream started"
         );
     }
     let messages = &streams.cookie_messages[usize::from(request.deletions)];

@@ -1,7 +1,7 @@
 //! The times to live that all `Subscribe` streams send: after their `Hello`, and when they change.
 //!
-//! The message is encoded once. A stream looks for a new one before each delivery, at the cost of an atomic load, so an idle
-//! stream sends it with its next heartbeat.
+//! The message is encoded once. A stream checks for a new message before each delivery, at the cost of an atomic load.
+//! An idle stream thus sends it with its next heartbeat.
 
 use bytes::Bytes;
 use proto::{

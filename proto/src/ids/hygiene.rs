@@ -1,7 +1,7 @@
 //! Finds buyer uids that are not ids: macros that an ad server did not replace, and values that stand for a missing id.
 //!
-//! Pure, without allocation. An id of a usual form costs one vectorized pass over its bytes and a few comparisons; only a
-//! value with a character of a macro is examined further, also after one more percent-decoding. The time of that is linear.
+//! Pure, without allocation. An id of a usual form costs one vectorized pass over its bytes and a few comparisons. Only
+//! a value with a character of a macro is examined further, in linear time, before and after one more percent-decoding.
 
 use percent_encoding::percent_decode;
 use serde::Deserialize;

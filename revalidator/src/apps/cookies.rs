@@ -17,7 +17,7 @@ const USER: &str = "{user}";
 const TEMPLATE_ERROR: &str =
     "url: use a URL whose host is in hosts, with {user} in the path or query";
 
-/// All characters except those that RFC 3986 reserves for nothing.
+/// All characters except the unreserved ones of RFC 3986.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')

@@ -1,7 +1,7 @@
 //! The HTTP client of an application, and the hosts and addresses that it may reach.
 //!
-//! A request leaves only for a listed host, over HTTPS unless an exception is listed, and only to public addresses, which are checked
-//! when connecting. No redirect is followed, and no proxy is used.
+//! Requests are sent only to listed hosts and public addresses, over HTTPS; the settings list exceptions. Addresses are
+//! checked when connecting. No redirect is followed, and no proxy is used.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! The staircase of the paper, and simulated jobs on origins with a known response time.
+//! Simulated jobs on origins with a known response time, including the example of the original design.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -1,7 +1,7 @@
 //! Objects in a bucket of S3, or of a server with its API.
 //!
-//! Credentials, region and endpoint are in the variables of Amazon's own clients, such as `AWS_ACCESS_KEY_ID`. An object is replaced
-//! at once, and removing a missing one succeeds.
+//! Credentials, region and endpoint are in the variables of Amazon's own clients, such as `AWS_ACCESS_KEY_ID`. An
+//! object is replaced atomically, and removing a missing object succeeds.
 
 use std::{path::Path, time::Duration};
 

@@ -165,7 +165,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::TOO_MANY, "open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("this process has no maker: send assets to another"));
+            return Err(invalid("no maker here: send assets to another process"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {

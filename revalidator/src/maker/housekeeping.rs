@@ -57,8 +57,8 @@ impl<E: Engine> Maker<E> {
         self.remove_ended(&jobs, before, now).await
     }
 
-    /// Cancels an overdue job, and removes the batches of a cancelled one; also of another program or an unknown application. A job
-    /// that cannot be changed is removed.
+    /// Cancels an overdue job, and removes the batches of a cancelled one, including jobs of other programs and unknown
+    /// applications. A job that cannot be changed is removed.
     async fn end_overdue(&self, job: &JobStatus, has_batches: bool, now: u64) -> Result<()> {
         let is_complete = job.server_state == ServerState::Cancelled && !has_batches;
         if correct(&mut job.clone(), now) {
@@ -77,7 +77,8 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Removes messages of jobs that do not exist. They may be created after their messages, so the second look decides.
+    /// Removes messages of jobs that do not exist. They may be created after their messages, so they are removed at the second
+    /// check.
     async fn remove_strays(
         &self,
         mut found: HashSet<String>,

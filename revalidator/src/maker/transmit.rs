@@ -114,7 +114,8 @@ impl<E: Engine> Maker<E> {
         bytes.is_ok_and(|bytes| bytes > OPEN_RESULT_BYTES_MAX)
     }
 
-    /// Writes the cursor while the job is open. Otherwise it waits, also for the broker; the caller ends the job.
+    /// Writes the cursor while the job is open. Otherwise it waits, and the caller ends the job. It also waits while the broker
+    /// is unavailable.
     async fn write_cursor(&self, sent: &JobStatus) {
         let write = |job: &mut JobStatus| {
             if job.is_open() {

@@ -116,7 +116,7 @@ async fn overdue_jobs_of_other_programs_and_unknown_applications_are_cancelled()
             job.app_name = "other".to_owned();
         })
         .await;
-    // A status with the fields of the paper only.
+    // A status with the fields of the original design only.
     simulation
         .job("two", "paper", 100, |job| {
             (job.created_at, job.revalidators_needed) = (0, 0)

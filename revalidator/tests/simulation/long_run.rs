@@ -1,4 +1,4 @@
-//! The long run of the paper: 12 hours, three workers, jobs every few minutes.
+//! The long run of the original design: 12 hours, three workers, jobs every few minutes.
 
 use std::time::Duration;
 
@@ -125,7 +125,7 @@ async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
     (jobs.len(), batches)
 }
 
-/// Hours of the long run; `SIM_HOURS=12` is the run of the paper.
+/// Hours of the long run; `SIM_HOURS=12` is the run of the original design.
 fn hours() -> u64 {
     std::env::var("SIM_HOURS").map_or(1, |hours| hours.parse().unwrap())
 }

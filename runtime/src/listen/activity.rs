@@ -66,8 +66,8 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Records that the headers of a request were received, or what precedes the first request: a PROXY header, a TLS handshake. Later
-    /// bytes belong to the next request.
+    /// Records that the headers of a request were received, or data before the first request: a PROXY header, or a TLS
+    /// handshake. Later bytes belong to the next request.
     pub fn request(&self) {
         // Only one task writes these, so separate loads and stores suffice.
         let requests = self.requests.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Limits the connections per client address.
 //!
 //! Costs one lock when a connection opens and one when it closes, and a map entry per address with connections. IPv6
-//! addresses count by their /64 network, which one customer or machine has for itself.
+//! addresses count by their /64 network, which usually belongs to one customer or machine.
 
 use std::{
     collections::HashMap,
@@ -52,7 +52,7 @@ impl Drop for AddressPermit {
     }
 }
 
-/// The key of an address: the IPv4 address, also if mapped to IPv6, or the IPv6 /64 network.
+/// The key of an address: the IPv4 address, even if mapped to IPv6, or the IPv6 /64 network.
 #[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

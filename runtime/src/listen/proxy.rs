@@ -1,4 +1,5 @@
-//! Headers of the PROXY protocol, version 2, with which a load balancer begins a connection to name the client's address.
+//! PROXY protocol headers, version 2. A load balancer sends one at the start of a connection to report the client's
+//! address.
 //!
 //! Any client can send such a header, so it is read only from configured networks. Version 1 is rejected. The format is at
 //! <https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>.

@@ -19,7 +19,7 @@ pub(super) struct FakeStore {
     pub(super) failures: AtomicU32,
     /// Duration of a write.
     pub(super) slow: Duration,
-    /// Duration of a commit, also of a failing one.
+    /// Duration of a commit, including a failing one.
     pub(super) slow_commit: Duration,
     pub(super) hang_timeout: Option<Duration>,
     pub(super) broken: bool,

@@ -1,9 +1,9 @@
 //! Writes a batch to all its collections concurrently, so that failures of one DSP do not affect the others.
 //!
-//! One task writes each collection. If a database fails for a reason of its own, or does not reply for a second after all
-//! others are done, the [breaker](super::breakers) of its DSP trips and its cookies are deferred. A hanging task keeps waiting:
-//! it is the only command in flight for that DSP. While other collections wait for a writer, another one is added for each
-//! second of silence.
+//! One task writes each collection. A database fails if it reports an error of its own, or does not reply for a second
+//! after all others are done. The [breaker](super::breakers) of its DSP then trips, and its cookies are deferred. A
+//! hanging task keeps waiting: it is the only command in flight for that DSP. While other collections wait for a
+//! writer, another one is added for each second of silence.
 //!
 //! Before a database is considered hanging, the server must accept a write to the cursors. If it does not reply either, the
 //! whole server is down, and all tasks keep waiting.

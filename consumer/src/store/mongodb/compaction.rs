@@ -8,9 +8,10 @@
 //! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`. So none is repeated in the same window, regardless of restarts
 //! and of the consumer that runs it.
 //!
-//! To stop a compaction, the server is requested to kill the operation, which is identified by its comment. MongoDB 6.0.5
-//! ignores this, and `maxTimeMS`, and finishes the compaction (measured); other versions may stop. The server's list of
-//! operations shows compactions that still run, also those of an earlier process; they are neither repeated nor disturbed.
+//! To stop a compaction, the server is requested to kill the operation, which is identified by its comment. MongoDB
+//! 6.0.5 ignores this, and `maxTimeMS`, and finishes the compaction (measured); other versions may stop. The server's
+//! list of operations shows compactions that still run, including those of an earlier process; they are neither
+//! repeated nor stopped.
 
 use std::{
     collections::HashMap,

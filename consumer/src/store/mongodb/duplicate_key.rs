@@ -1,8 +1,8 @@
 //! Duplicate key errors: whether a write failed because the user exists in the DSP's collection. Pure.
 //!
-//! After an insert, the cookie is found and replaces the stored one if it is newer. After an upsert, the stored one is newer
-//! and the cookie is stale. `write.rs` does both; `insert_strategy.rs` avoids the error if existing users are frequent. A
-//! duplicate in a unique index of the operator is final: the cookie becomes a dead letter.
+//! If an insert failed, the stored cookie is read, and replaced if it is older. If an upsert failed, the stored cookie
+//! is newer, and that of the batch is stale. `write.rs` does both; `insert_strategy.rs` avoids the error if existing
+//! users are frequent. A duplicate in a unique index of the operator is final: the cookie becomes a dead letter.
 
 use mongodb::bson::Document;
 

@@ -217,7 +217,7 @@ impl Inner {
             }
             *building = Some(namespace.clone());
         }
-        tracing::info!(collection = namespace, "creating the index on t");
+        tracing::info!(collection = namespace, "creating the index on field t");
         let database = database.clone();
         let mut task = self.tasks.spawn(async move {
             let began = tokio::time::Instant::now();
@@ -225,11 +225,11 @@ impl Inner {
             *building.lock() = None;
             match &created {
                 Ok(()) => {
-                    tracing::info!(collection = namespace, took = ?began.elapsed(), "created the index on t");
+                    tracing::info!(collection = namespace, took = ?began.elapsed(), "created the index on field t");
                 }
                 Err(error) => {
                     let why = unavailable(error);
-                    tracing::warn!(collection = namespace, %why, "failed to create the index on t, retrying");
+                    tracing::warn!(collection = namespace, %why, "failed to create the index on field t, retrying");
                 }
             }
             created
@@ -286,7 +286,7 @@ async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
     tracing::info!(
         collection = namespace,
         index = name,
-        "dropping the index on t"
+        "dropping the index on field t"
     );
     // It blocks writes.
     let command = doc! { "dropIndexes": COOKIES, "index": name, "maxTimeMS": CHANGE_MILLIS };

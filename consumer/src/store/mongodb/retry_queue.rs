@@ -1,9 +1,10 @@
 //! The retry queue in MongoDB: database `cookiesync`, collection `retry_queue`,
 //! `{_id: {c: <consumer>, n: <number>}, dsp, cookies, bytes, chunks: [<encoded chunk>]}`.
 //!
-//! Entries are written with `j: true` before the cursors that cover them. A command that timed out and is executed late only
-//! repeats an entry: one that exists, or whose cookies were written since. In the latter case, the next start finds it and
-//! writes the cookies again, which changes nothing. It never replaces another entry, because numbers are times.
+//! Entries are written with `j: true` before the cursors that cover them. A command that timed out and is executed late
+//! only writes an entry again that exists, or whose cookies have been written since. In the latter case, the next start
+//! finds it and writes the cookies again, which changes nothing. It never replaces another entry, because numbers are
+//! times.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;

@@ -5,14 +5,14 @@
 //! 1. Cookies of pairs that this process has stored before are *replaced*.
 //! 2. Others are *inserted*, or existing users are *found* first if inserts fail often (see `insert_strategy.rs`).
 //! 3. Newer cookies of existing users are replaced; those of missing users are inserted.
-//! 4. The rest (a document vanished or appeared in between, or was rejected) is *upserted*, each independently.
+//! 4. The remaining cookies (a document appeared or vanished in between, or was rejected) are *upserted* independently.
 //!
 //! [`BatchWrite`](super::batch_write) writes the collections of a batch concurrently. The commands of one collection are
 //! sequential.
 //!
-//! The server decides which cookie is newest: no command replaces a newer `t`, whenever it is executed. So a command that
-//! timed out may still be executed late, and cookies may be written again. After a deletion this is not so: a late insert
-//! finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions) has the
+//! The server decides which cookie is newest: no command replaces a newer `t`, whenever it is executed. So a command
+//! that timed out may still be executed late, and cookies may be written again. A deletion is an exception: a late
+//! insert finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions) has the
 //! deletion, lookups omit the cookie, and the next sweep removes it.
 
 use std::{

@@ -158,7 +158,7 @@ impl App {
         self.draining.cancel();
         let half = began + (end - began) / 2;
         if !self.api.drain(half).await {
-            tracing::info!("closed connections of clients that did not finish");
+            tracing::info!("closed connections with unfinished requests");
         }
         let is_over = self.saving.drain(end).await;
         let saved = self.saver.is_none_or(|it| is_over && it.is_writable());

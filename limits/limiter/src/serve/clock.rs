@@ -1,7 +1,7 @@
 //! The clock of the limits, in nanoseconds since the Unix epoch. It is monotonic.
 //!
-//! If the system clock is more than a second ahead, because it was set or the machine slept, this clock jumps forward to
-//! it, so that windows aligned to the clock match those of partners. If the system clock is set back, this clock keeps
+//! If the system clock is more than a second ahead, because it was set or the machine slept, this clock jumps forward
+//! to it. Windows aligned to the clock thus match those of partners. If the system clock is set back, this clock keeps
 //! running ahead of it; after a restart by at most [`AHEAD_MAX`].
 
 use std::{

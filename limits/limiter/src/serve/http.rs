@@ -3,8 +3,8 @@
 //! All resources that an untrusted client can use are bounded: connections in total and per address, size and time of
 //! headers and body, waiting reservations, counters, and the time that responses stay unread.
 //!
-//! Without tokens the port listens on loopback, and requests from pages of other sites are rejected: by the host name, and
-//! because requests with an effect must have a JSON content type, which such pages cannot send.
+//! Without tokens the port listens on loopback, and requests from pages of other sites are rejected. They have another
+//! host name, and cannot have a JSON content type, which every request with an effect must have.
 
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::Incoming;

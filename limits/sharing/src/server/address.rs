@@ -48,7 +48,7 @@ impl Address {
         let Some(authorities) = &sharing.tls_ca else {
             return Err(
                 "sharing.tls_ca is missing: set a PEM file with the certificate authorities to trust; \
-                for public authorities, that of the system, such as /etc/ssl/certs/ca-certificates.crt"
+                for public authorities, use the file of the system, such as /etc/ssl/certs/ca-certificates.crt"
                     .to_owned(),
             );
         };

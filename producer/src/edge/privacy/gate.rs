@@ -1,4 +1,4 @@
-//! The decision. The first signal that refuses a match decides its outcome.
+//! Decides whether a match may be stored. The first signal that refuses it determines the outcome.
 
 use std::num::NonZeroU16;
 

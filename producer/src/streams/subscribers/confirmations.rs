@@ -4,7 +4,8 @@
 //! records in a gap, or records before the start of the stream. Each confirmation is therefore stored with the ranges
 //! that the subscriber had lost by then.
 //!
-//! A subscriber is a node once it has confirmed something; until then it counts only as long as it is a subscriber.
+//! A subscriber becomes a node with its first confirmation. Before that, receipts count it only while the producer
+//! retains the subscriber.
 
 use std::{
     collections::BTreeMap,

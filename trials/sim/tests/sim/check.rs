@@ -13,7 +13,8 @@
 //! earlier if, by the clocks of their producers, its response arrived before the other was sent. A delayed cookie counts as sent and accepted at its acceptance time. A request
 //! without a response may have been accepted at any time, so a store may have its value.
 //!
-//! A store may lack what a [deletion](deletions) may cover, and lacks a deletion only where it may lack a cookie.
+//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only where it may lack a
+//! cookie.
 
 pub(crate) mod deletions;
 mod ends;

@@ -1,4 +1,5 @@
-//! Deletions of one user among many, with a producer whose clock is behind, while the node with each store is frozen.
+//! Deletions of one user among many, with a producer whose clock is behind, while one node is frozen: once for each
+//! store.
 
 use std::time::{Duration, Instant};
 

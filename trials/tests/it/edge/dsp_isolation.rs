@@ -347,7 +347,7 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
     wait_until(TIMEOUT, "the index exists", async || has_index().await).await?;
     wait_until(TIMEOUT, "the index is logged", async || {
         let log = consumer.process.last_lines(usize::MAX);
-        Ok(log.contains("created the index on t"))
+        Ok(log.contains("created the index on field t"))
     })
     .await
 }

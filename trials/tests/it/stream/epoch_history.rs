@@ -391,7 +391,7 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     let second = Producer::start_at(&dir, &Addresses::free()?, &flags).await?;
     wait_logged(
         &second.process,
-        "another process with the same --id uses it",
+        "another process with the same --id uses this file",
     )
     .await?;
     let recorded = "producer_epoch_history_recorded";

@@ -1,8 +1,8 @@
 //! Pace of a sweep: the number of documents per step, and the pause after it. Pure.
 //!
-//! A sweep is paced to use half of the remaining window, but it is active at least a tenth of the time and pauses at most half
-//! a second, so that a small sweep ends soon. If a command or a commit of the writer is slow, it pauses longer, up to
-//! [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
+//! A sweep is paced to use half of the remaining window. It is active for at least a tenth of the time and pauses for
+//! at most half a second, so that a small sweep ends soon. If a command or a commit of the writer is slow, it pauses
+//! longer, up to [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
 
 use std::time::Duration;
 

@@ -83,7 +83,7 @@ fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow
     if !restored.ahead.is_zero() {
         tracing::warn!(
             ahead = ?restored.ahead,
-            "the previous run's clock was ahead of the system clock; counting its usage as used now"
+            "the previous run's clock was ahead of the system clock; its usage counts from now"
         );
     }
     let (counters, dropped) = (restored.counters, restored.dropped);

@@ -14,8 +14,8 @@
 //!
 //! 1. A member therefore uses one of two grants: the one it stated last, or the one in the reply to that request. The server stores both
 //!    until the member states another one, and assumes the larger share of both.
-//! 2. A lease is granted only from what all others cannot use *until it ends*. Of two leases that overlap in time, the later one was checked
-//!    against the earlier one.
+//! 2. A lease is granted only from what all others cannot use *until it ends*. If two leases overlap in time, the later
+//!    one was checked against the earlier one.
 //! 3. A fallback share comes into use `Terms::fallback_after` after an answered request, and the server reserves it from
 //!    `Terms::silence_max` on. Leases that were granted before that have ended when it comes into use.
 //! 4. The fallback shares add up to at most the limit: one rises only after others are known to have fallen.

@@ -1,4 +1,4 @@
-//! Tests of confirmations, also against a model with the sequences sent to a node.
+//! Tests of confirmations with examples, and against a model with the sequences sent to a node.
 
 use std::{collections::BTreeSet, iter};
 

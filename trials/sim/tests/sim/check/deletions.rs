@@ -1,5 +1,5 @@
-//! Checks deletions: what a durable deletion covers is never shown again, a receipt never claims more than the stores have done, and
-//! nothing else is missing because of them.
+//! Checks deletions: a cookie covered by a durable deletion is never returned again, a receipt never claims more than
+//! the stores have done, and nothing else is missing because of them.
 //!
 //! A deletion covers what was accepted up to its time, by the clocks of the producers. So if clocks differ, it may cover a little more
 //! or less than the order of the requests suggests, and no more than these clocks allow.
