@@ -49,7 +49,7 @@ async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
         "log_bytes = \"2GiB\"  # file",
         "chunk_age = \"20ms\"  # flag",
         "queue_cookies = \"7\"  # environment PRODUCER_QUEUE_COOKIES",
-        "heartbeat = \"1s\"  # default",
+        "subscriber_retention = \"60s\"  # default",
     ];
     check(&printed, 0, &lines)?;
     std::fs::write(&file, &printed.text)?;
