@@ -49,7 +49,7 @@ use tower::ServiceExt as _;
 use self::{
     bulk::ROW_OUTCOMES,
     idempotency::Idempotency,
-    problem::{FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, TOO_MANY, UNAUTHORIZED},
+    problem::{FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, TOO_MANY, UNAUTHORIZED, respond},
     tokens::Client,
 };
 use crate::{
@@ -159,13 +159,17 @@ impl Api {
     }
 
     fn router(&self) -> Router {
+        let delete_one = async |api, path, headers, uri| {
+            respond(deletions::delete_one(api, path, headers, uri).await)
+        };
+        let receipt = async |api, path, headers| respond(receipts::show(api, path, headers).await);
         Router::new()
             .route("/v1/cookies", post(cookies::add))
             .route("/v1/deletions", post(deletions::delete_many))
-            .route("/v1/users/{user}", delete(deletions::delete_one))
-            .route("/v1/users/{user}/dsps/{dsp}", delete(deletions::delete_one))
-            .route("/v1/dsps/{dsp}", delete(deletions::delete_one))
-            .route("/v1/receipts/{receipt}", get(receipts::show))
+            .route("/v1/users/{user}", delete(delete_one))
+            .route("/v1/users/{user}/dsps/{dsp}", delete(delete_one))
+            .route("/v1/dsps/{dsp}", delete(delete_one))
+            .route("/v1/receipts/{receipt}", get(receipt))
             .route("/v1/openapi.json", get(openapi))
             .fallback(async || {
                 Problem::new(NOT_FOUND, "GET /v1/openapi.json lists all paths").reply()

@@ -116,8 +116,6 @@ impl Streams {
         let mut response = Response::new(Body::new(body));
         response.extensions_mut().insert(in_flight);
         response.extensions_mut().insert(superseded);
-        let grpc = HeaderValue::from_static("application/grpc");
-        response.headers_mut().insert(header::CONTENT_TYPE, grpc);
         Ok(response)
     }
 }
@@ -160,7 +158,11 @@ impl Service<Request<Body>> for Streams {
         let streams = self.clone();
         Box::pin(async move {
             Ok(match streams.respond(request).await {
-                Ok(response) => response,
+                Ok(mut response) => {
+                    let grpc = HeaderValue::from_static("application/grpc");
+                    response.headers_mut().insert(header::CONTENT_TYPE, grpc);
+                    response
+                }
                 Err(status) => {
                     streams.inner.config.refusals.count(&status);
                     let mut response = status.into_http();

@@ -16,7 +16,7 @@ use super::{
     Api, ROWS,
     body::{self, ROW_BYTES_MAX, Rows},
     idempotency::{FirstResponse, Key},
-    problem::{OTHER_BODY, Problem, UNAUTHORIZED},
+    problem::{OTHER_BODY, Problem, UNAUTHORIZED, respond},
     tokens::Client,
 };
 use crate::edge::request::Rejection;
@@ -120,7 +120,7 @@ impl Api {
         if handled.as_ref().is_err_and(|it| it.kind != UNAUTHORIZED) {
             body::discard(&mut body).await;
         }
-        handled.unwrap_or_else(|problem| problem.reply())
+        respond(handled)
     }
 
     async fn handle_bulk<I: Intake>(

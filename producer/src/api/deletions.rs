@@ -16,7 +16,7 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{
     Api,
     bulk::{self, Intake, RowError, Summary},
-    problem::{FORBIDDEN, Failure, INVALID, Problem, draining},
+    problem::{FORBIDDEN, INVALID, Problem, draining, invalid_path},
     receipts::receipt,
     tokens::{Client, DELETE},
 };
@@ -47,9 +47,9 @@ pub(super) async fn delete_one(
     path: Result<Path<Scope>, PathRejection>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Reply, Failure> {
+) -> Result<Reply, Problem> {
     let client = api.admit(&headers, DELETE)?;
-    let Path(Scope { user, dsp }) = path?;
+    let Path(Scope { user, dsp }) = path.map_err(invalid_path)?;
     let scope = match (&user, dsp) {
         (Some(_), None) => "user",
         (Some(_), Some(_)) => "pair",
@@ -59,18 +59,18 @@ pub(super) async fn delete_one(
     if scope == "dsp" && uri.query() != Some(&*format!("confirm={dsp_id}")) {
         let detail =
             "this deletes all cookies of the DSP; to confirm it, add the query confirm=DSP";
-        return Err(Problem::new(INVALID, detail).into());
+        return Err(Problem::new(INVALID, detail));
     }
     if user
         .as_ref()
         .is_some_and(|user| !ids::is_user_id(user.as_bytes()))
     {
         let detail = "a user id is 1 to 64 printable ASCII characters without space";
-        return Err(Problem::new(INVALID, detail).into());
+        return Err(Problem::new(INVALID, detail));
     }
     if !client.permissions.may_use(dsp_id) {
         let detail = "the token does not grant all DSPs of this deletion";
-        return Err(Problem::new(FORBIDDEN, detail).into());
+        return Err(Problem::new(FORBIDDEN, detail));
     }
     let deletion = Deletion {
         user_id: user.unwrap_or_default(),

@@ -1,10 +1,8 @@
 //! Problems of the API. Their type is `about:blank`: the status classifies the problem, and the detail has its cause.
 
-use axum::{
-    extract::rejection::PathRejection,
-    response::{IntoResponse, Response},
-};
+use axum::extract::rejection::PathRejection;
 pub(super) use runtime::problem::Problem;
+use runtime::reply::Reply;
 
 runtime::problem_kinds! {
     INVALID BAD_REQUEST
@@ -26,23 +24,11 @@ pub(super) fn draining() -> Problem {
     Problem::new(DRAINING, "the producer is shutting down: use another one").retry_after(1)
 }
 
-/// The problem that a handler responds with.
-pub(super) struct Failure(Problem);
-
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Self {
-        Self(problem)
-    }
+/// The response of a handler.
+pub(super) fn respond(handled: Result<Reply, Problem>) -> Reply {
+    handled.unwrap_or_else(|problem| problem.reply())
 }
 
-impl From<PathRejection> for Failure {
-    fn from(rejection: PathRejection) -> Self {
-        Self(Problem::new(INVALID, rejection.body_text()))
-    }
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        self.0.reply().into_response()
-    }
+pub(super) fn invalid_path(rejection: PathRejection) -> Problem {
+    Problem::new(INVALID, rejection.body_text())
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{
     Api, Parts,
-    problem::{Failure, NOT_FOUND, Problem, WRONG_PRODUCER},
+    problem::{NOT_FOUND, Problem, WRONG_PRODUCER, invalid_path},
     tokens::DELETE,
 };
 use crate::{log::Sequence, streams::subscribers::Confirmed};
@@ -51,20 +51,20 @@ pub(super) async fn show(
     State(api): State<Api>,
     path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
-) -> Result<Reply, Failure> {
+) -> Result<Reply, Problem> {
     let client = api.authorize(&headers, DELETE)?;
-    let Path(text) = path?;
+    let Path(text) = path.map_err(invalid_path)?;
     let (producer, epoch, first, last) = parse(&text)
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;
     if producer != parts.producer_id {
         let detail = format!("request this receipt from the API of {producer}");
         let problem = Problem::new(WRONG_PRODUCER, detail);
-        return Err(problem.with("producer", producer).into());
+        return Err(problem.with("producer", producer));
     }
     let is_current = epoch == parts.log.epoch();
     if is_current && last > parts.log.stats().appended {
-        return Err(Problem::new(NOT_FOUND, "unknown receipt").into());
+        return Err(Problem::new(NOT_FOUND, "unknown receipt"));
     }
     let (mut confirmed, mut pending, mut unknown) = (0, Vec::new(), Vec::new());
     let (nodes, evicted) = parts.subscribers.confirmed(first, last);

@@ -157,7 +157,8 @@ async fn wait_released(
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
         if ended == PipeEnd::Disconnected {
-            sent.end(&over_budget());
+            let message = "slow subscriber: the streams exceeded --in-flight-bytes in total";
+            sent.end(&Status::resource_exhausted(message));
         }
         return Ok(());
     }
@@ -209,10 +210,6 @@ pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
 
 fn ended_early() -> Status {
     Status::unavailable("ended early: unfinished calls use too much memory in total")
-}
-
-fn over_budget() -> Status {
-    Status::resource_exhausted("slow subscriber: the streams exceeded --in-flight-bytes in total")
 }
 
 /// Body of a request. Reading releases flow-control capacity.

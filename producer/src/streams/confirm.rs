@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, header};
+use http::Response;
 use http_body_util::{BodyExt as _, Full};
 use proto::v1::ConfirmRequest;
 use tonic::{Status, body::Body};
@@ -42,8 +42,5 @@ pub(super) fn handle(
     let end = trailers(&Status::ok(""));
     let body = Full::new(Bytes::from_static(EMPTY_MESSAGE));
     let body = body.with_trailers(async { Some(Ok(end)) });
-    let mut response = Response::new(Body::new(body));
-    let grpc = HeaderValue::from_static("application/grpc");
-    response.headers_mut().insert(header::CONTENT_TYPE, grpc);
-    Ok(response)
+    Ok(Response::new(Body::new(body)))
 }
