@@ -1,0 +1,207 @@
+//! A partner in this process, and browsers that sync while it responds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use bench::admin;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+/// Several pages of a node.
+pub(super) const USERS: usize = 2_500;
+
+/// Maximum wait for a browser, shorter than the timeout of a request.
+const SYNC_WAIT: Duration = Duration::from_secs(3);
+
+pub(super) fn user(number: usize) -> String {
+    format!("user-{number:05}")
+}
+
+/// The job in which a browser syncs the user, before the partner responds for this user.
+pub(super) fn job_of_sync(number: usize) -> Option<u32> {
+    match (number % 250, number % 500) {
+        (7, _) => Some(1),
+        // The partner does not have this user.
+        (_, 1) => Some(2),
+        _ => None,
+    }
+}
+
+/// The partner has a new uid for the first of each fifty users, and does not have the second. It receives the uid of a browser after the
+/// job of the sync.
+fn answer(number: usize, job: u32) -> (u16, Value) {
+    let uid = match (number % 50, job_of_sync(number)) {
+        (0, _) => format!("new-{number}"),
+        (_, Some(sync)) if job > sync => "browser".to_owned(),
+        (1, _) => return (404, Value::Null),
+        (_, Some(_)) => "partner".to_owned(),
+        _ => format!("old-{number}"),
+    };
+    (200, json!({ "uid": uid }))
+}
+
+/// A running partner.
+pub(super) struct Partner {
+    pub(super) address: SocketAddr,
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+struct Shared {
+    /// Address of the edge.
+    producer: String,
+    /// Admin addresses of the nodes.
+    nodes: [String; 2],
+    delay: Duration,
+    job: Mutex<Job>,
+}
+
+/// What happened in a job.
+#[derive(Default)]
+struct Job {
+    /// The first is 1.
+    number: u32,
+    /// By user.
+    requests: BTreeMap<usize, usize>,
+    /// Users whose sync both nodes have stored.
+    synced: BTreeSet<usize>,
+}
+
+impl Partner {
+    /// Browsers sync at `producer` until both `nodes` have stored the match.
+    pub(super) async fn start(
+        producer: String,
+        nodes: [String; 2],
+        delay: Duration,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            producer,
+            nodes,
+            delay,
+            job: Mutex::default(),
+        });
+        let mut tasks = JoinSet::new();
+        let state = Arc::clone(&shared);
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let state = Arc::clone(&state);
+                connections.spawn(async move { drop(state.respond(stream).await) });
+            }
+        });
+        Ok(Self {
+            address,
+            shared,
+            _tasks: tasks,
+        })
+    }
+
+    /// Begins to count the requests of the next job.
+    pub(super) fn begin_job(&self) {
+        let mut job = self.shared.job();
+        *job = Job {
+            number: job.number + 1,
+            ..Job::default()
+        };
+    }
+
+    /// Requests of the job by user.
+    pub(super) fn requests(&self) -> BTreeMap<usize, usize> {
+        self.shared.job().requests.clone()
+    }
+
+    /// All requests of the job.
+    pub(super) fn total(&self) -> usize {
+        self.shared.job().requests.values().sum()
+    }
+
+    /// Users with a sync in the job that both nodes have stored.
+    pub(super) fn synced(&self) -> usize {
+        self.shared.job().synced.len()
+    }
+}
+
+impl Shared {
+    fn job(&self) -> MutexGuard<'_, Job> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request; returns the job, and whether a browser syncs first.
+    fn arrive(&self, number: usize) -> (u32, bool) {
+        let mut job = self.job();
+        let requests = job.requests.entry(number).or_default();
+        *requests += 1;
+        let is_first = *requests == 1;
+        let syncs = is_first && job_of_sync(number) == Some(job.number);
+        (job.number, syncs)
+    }
+
+    /// A browser syncs a user until both nodes have stored it.
+    async fn sync(&self, number: usize) {
+        let user = user(number);
+        let attempt = async || -> Result<bool> {
+            admin::sync(&self.producer, &user, 7, "browser").await?;
+            for node in &self.nodes {
+                let found = admin::get(node, &format!("/v1/users/{user}")).await?;
+                if !found.body.contains("browser") {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        while !attempt().await.unwrap_or(false) {
+            sleep(Duration::from_millis(50)).await;
+        }
+        self.job().synced.insert(number);
+    }
+
+    /// Responds to the requests of one connection.
+    async fn respond(&self, mut stream: TcpStream) -> Result<()> {
+        let mut request = Vec::new();
+        loop {
+            request.clear();
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(stream.read_u8().await?);
+            }
+            let text = std::str::from_utf8(&request)?;
+            let path = text.split(' ').nth(1).context("a path")?;
+            let number = path.strip_prefix("/match?user=user-").context("a user")?;
+            let number = number.parse()?;
+            let (job, syncs) = self.arrive(number);
+            let mut sync = pin!(async {
+                if syncs {
+                    self.sync(number).await;
+                }
+            });
+            let is_synced = timeout(SYNC_WAIT, &mut sync).await.is_ok();
+            sleep(self.delay).await;
+            let (status, body) = answer(number, job);
+            let body = body.to_string();
+            let length = body.len();
+            let connection = if is_synced { "keep-alive" } else { "close" };
+            let response = format!(
+                "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\nconnection: {connection}\r\n\r\n{body}"
+            );
+            let written = stream.write_all(response.as_bytes()).await;
+            if !is_synced {
+                drop(stream.shutdown().await);
+                sync.await;
+                return Ok(());
+            }
+            written?;
+        }
+    }
+}
