@@ -5,7 +5,6 @@
 
 mod args;
 mod parse;
-mod security;
 
 use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
@@ -85,10 +84,11 @@ impl Settings for Args {
     fn check(self, errors: &mut ConfigErrors) -> Config {
         self.storage.check(errors);
         self.retention.check(errors);
+        let has_https = self.producers.producer.iter().any(|it| it.https);
         let file = &self.process.cookies_token_file;
         let file = NamedFile::from_flag("--cookies-token-file", file).map(token::File::new);
         Config {
-            security: self.security.check(errors, &self.producers.producer),
+            security: Security::check(errors, &self.security, has_https),
             producers: self.producers,
             storage: self.storage,
             ttls: self.retention.ttls(),

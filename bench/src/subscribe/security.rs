@@ -9,7 +9,7 @@ use proto::client;
 use runtime::{
     connect::{
         Connector, Network, Tcp,
-        credentials::{Flags, Security},
+        credentials::{self, Security},
     },
     settings::ConfigErrors,
 };
@@ -43,14 +43,14 @@ impl SecurityArgs {
     /// All config errors.
     pub(super) fn load(&self, producer: &str) -> Result<Security> {
         let mut errors = ConfigErrors::default();
-        let flags = Flags {
-            authorities: self.tls_ca.as_deref().unwrap_or_default(),
-            certificate: self.tls_cert.as_deref().unwrap_or_default(),
-            key: self.tls_key.as_deref().unwrap_or_default(),
-            server_name: self.tls_server_name.as_deref().unwrap_or_default(),
-            token_file: self.token_file.as_deref().unwrap_or_default(),
+        let args = credentials::SecurityArgs {
+            tls_ca: self.tls_ca.clone().unwrap_or_default(),
+            tls_cert: self.tls_cert.clone().unwrap_or_default(),
+            tls_key: self.tls_key.clone().unwrap_or_default(),
+            tls_server_name: self.tls_server_name.clone().unwrap_or_default(),
+            token_file: self.token_file.clone().unwrap_or_default(),
         };
-        let security = Security::check(&mut errors, flags, producer.starts_with("https://"));
+        let security = Security::check(&mut errors, &args, producer.starts_with("https://"));
         errors.or(security).map_err(|errors| anyhow!("\n{errors}"))
     }
 }

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use clap::Parser;
 use jiff::tz::TimeZone;
+use runtime::connect::credentials::SecurityArgs;
 use runtime::settings::{
     CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time,
 };
@@ -17,7 +18,6 @@ use super::{
         TTL_MIN, parse_dsp, parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store,
         parse_time_zone,
     },
-    security::SecurityArgs,
 };
 use crate::{maintenance_window::Window, store::mongodb, ttl::Ttls};
 

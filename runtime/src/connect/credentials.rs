@@ -7,24 +7,34 @@ use rustls::pki_types::ServerName;
 use crate::{
     reload::{NamedFile, Reloader, Source},
     services::Services,
-    settings::ConfigErrors,
+    settings::{CONTENTS, ConfigErrors},
     tls::client::Files,
     token,
 };
 
-/// The unvalidated settings; empty means unset.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Flags<'a> {
-    /// `--tls-ca`
-    pub authorities: &'a str,
-    /// `--tls-cert`
-    pub certificate: &'a str,
-    /// `--tls-key`
-    pub key: &'a str,
-    /// `--tls-server-name`
-    pub server_name: &'a str,
-    /// `--token-file`
-    pub token_file: &'a str,
+/// Settings of a client of producers; empty means unset.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "TLS and authentication")]
+pub struct SecurityArgs {
+    /// PEM file with the CA certificates of https:// producers
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub tls_ca: String,
+
+    /// PEM file with the client certificate of this consumer, for producers that require one
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub tls_cert: String,
+
+    /// PEM file with the private key of --tls-cert
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub tls_key: String,
+
+    /// Server name to verify in the producer's certificate [default: host of the URL]
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub tls_server_name: String,
+
+    /// File with bearer tokens, one per line; the first is sent to the producers
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub token_file: String,
 }
 
 /// Credentials and trust of a client. The files are reloaded when they change.
@@ -39,13 +49,13 @@ pub struct Security {
 }
 
 impl Security {
-    /// Loads the files named by `flags`, and records all errors. `has_https` states whether any producer uses TLS.
-    pub fn check(errors: &mut ConfigErrors, flags: Flags<'_>, has_https: bool) -> Self {
-        let authorities = NamedFile::from_flag("--tls-ca", flags.authorities);
-        let certificate = NamedFile::from_flag("--tls-cert", flags.certificate);
-        let key = NamedFile::from_flag("--tls-key", flags.key);
+    /// Loads the files named by `args`, and records all errors. `has_https` states whether any producer uses TLS.
+    pub fn check(errors: &mut ConfigErrors, args: &SecurityArgs, has_https: bool) -> Self {
+        let authorities = NamedFile::from_flag("--tls-ca", &args.tls_ca);
+        let certificate = NamedFile::from_flag("--tls-cert", &args.tls_cert);
+        let key = NamedFile::from_flag("--tls-key", &args.tls_key);
         let any = authorities.is_some() || certificate.is_some() || key.is_some();
-        if !has_https && (any || !flags.server_name.is_empty()) {
+        if !has_https && (any || !args.tls_server_name.is_empty()) {
             errors.add("--tls-…: no effect, because no producer URL is https://");
         }
         if has_https && authorities.is_none() {
@@ -56,11 +66,11 @@ impl Security {
             authorities,
             identity,
         });
-        let name = (!flags.server_name.is_empty()).then(|| server_name(flags.server_name));
+        let name = (!args.tls_server_name.is_empty()).then(|| server_name(&args.tls_server_name));
         Self {
             tls: files.and_then(|files| load_files(errors, files)),
             server_name: name.and_then(|name| errors.ok("--tls-server-name", name)),
-            token: NamedFile::from_flag("--token-file", flags.token_file)
+            token: NamedFile::from_flag("--token-file", &args.token_file)
                 .and_then(|file| load_files(errors, token::File::new(file))),
         }
     }

@@ -14,7 +14,7 @@ use proto::{client, v1::GetCookiesRequest, wire::decode_cookie};
 use runtime::{
     connect::{
         Connector, Network, Tcp,
-        credentials::{Flags, Security},
+        credentials::{Security, SecurityArgs},
     },
     settings::ConfigErrors,
 };
@@ -41,9 +41,14 @@ struct Stream(Streaming<Bytes>);
 
 impl Stream {
     /// Opens a stream. An error has the text that a consumer would log.
-    async fn open(producer: &Producer, name: &str, https: bool, flags: Flags<'_>) -> Result<Self> {
+    async fn open(
+        producer: &Producer,
+        name: &str,
+        https: bool,
+        flags: SecurityArgs,
+    ) -> Result<Self> {
         let mut errors = ConfigErrors::default();
-        let security = Security::check(&mut errors, flags, https);
+        let security = Security::check(&mut errors, &flags, https);
         let security = errors.or(security)?;
         let address: SocketAddr = grpc(producer).parse()?;
         let network: Arc<dyn Network> = Arc::new(Tcp);
@@ -73,7 +78,7 @@ impl Stream {
     async fn expect_rejected(
         producer: &Producer,
         https: bool,
-        flags: Flags<'_>,
+        flags: SecurityArgs,
         reason: &str,
     ) -> Result<()> {
         let opened = Self::open(producer, "untrusted", https, flags).await;
@@ -173,12 +178,12 @@ async fn tls_on_one_side_only_is_reported() -> Result<()> {
     let ca = ours.write(dir.path(), "ca.pem")?;
     let secure = start_with_tls(&dir, &ours, &[]).await?;
     let plain = Producer::start(&dir, &[]).await?;
-    let with_ca = Flags {
-        authorities: &ca,
-        ..Flags::default()
+    let with_ca = SecurityArgs {
+        tls_ca: ca.clone(),
+        ..SecurityArgs::default()
     };
     Stream::expect_rejected(&plain, true, with_ca, "http:// instead of https://").await?;
-    let none = Flags::default();
+    let none = SecurityArgs::default();
     Stream::expect_rejected(&secure, false, none, "https:// instead of http://").await?;
     let handshakes = "producer_tls_handshakes_total";
     wait_counted(&secure, handshakes, ("outcome", "failed"), 1).await
@@ -190,23 +195,29 @@ async fn client_certificate_must_be_signed_by_the_configured_authority() -> Resu
     let (ours, others) = (Authority::new("ours")?, Authority::new("others")?);
     let ca = ours.write(dir.path(), "ca.pem")?;
     let producer = start_with_tls(&dir, &ours, &["--tls-client-ca", &ca]).await?;
-    let with_ca = Flags {
-        authorities: &ca,
-        ..Flags::default()
+    let with_ca = SecurityArgs {
+        tls_ca: ca.clone(),
+        ..SecurityArgs::default()
     };
-    Stream::expect_rejected(&producer, true, with_ca, "requires a client certificate").await?;
+    Stream::expect_rejected(
+        &producer,
+        true,
+        with_ca.clone(),
+        "requires a client certificate",
+    )
+    .await?;
     let (certificate, key) = others.write_identity(dir.path(), "untrusted")?;
-    let untrusted = Flags {
-        certificate: &certificate,
-        key: &key,
-        ..with_ca
+    let untrusted = SecurityArgs {
+        tls_cert: certificate,
+        tls_key: key,
+        ..with_ca.clone()
     };
     Stream::expect_rejected(&producer, true, untrusted, "rejects the certificate").await?;
     let (certificate, key) = ours.write_identity(dir.path(), "node")?;
-    let node = Flags {
-        certificate: &certificate,
-        key: &key,
-        ..with_ca
+    let node = SecurityArgs {
+        tls_cert: certificate,
+        tls_key: key,
+        ..with_ca.clone()
     };
     let mut stream = Stream::open(&producer, "node", true, node).await?;
     producer.accept("alice", 17, "a-1").await?;
@@ -220,12 +231,12 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
     let path = dir.path();
     let tokens = write(path, "tokens", TOKEN)?;
     let producer = Producer::start(&dir, &["--token-file", &tokens]).await?;
-    Stream::expect_rejected(&producer, false, Flags::default(), "missing token").await?;
+    Stream::expect_rejected(&producer, false, SecurityArgs::default(), "missing token").await?;
     let own = write(path, "own", TOKEN)?;
     let new = write(path, "new", NEW_TOKEN)?;
-    let with = |file| Flags {
-        token_file: file,
-        ..Flags::default()
+    let with = |file: &String| SecurityArgs {
+        token_file: file.clone(),
+        ..SecurityArgs::default()
     };
     Stream::expect_rejected(&producer, false, with(&new), "invalid token").await?;
     let rejections = "producer_token_refusals_total";
@@ -270,9 +281,9 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
     let (before, after) = (Authority::new("before")?, Authority::new("after")?);
     let old = before.write(path, "before.pem")?;
     let new = after.write(path, "after.pem")?;
-    let with_ca = |authorities| Flags {
-        authorities,
-        ..Flags::default()
+    let with_ca = |ca: &String| SecurityArgs {
+        tls_ca: ca.clone(),
+        ..SecurityArgs::default()
     };
     let producer = start_with_https(&dir, &before, &[]).await?;
     let mut stream = Stream::open(&producer, "early", true, with_ca(&old)).await?;
@@ -328,9 +339,9 @@ async fn slow_handshake_is_closed_and_delays_no_other_client() -> Result<()> {
     let ca = ours.write(dir.path(), "ca.pem")?;
     let producer = start_with_tls(&dir, &ours, &[]).await?;
     let mut silent = TcpStream::connect(grpc(&producer)).await?;
-    let with_ca = Flags {
-        authorities: &ca,
-        ..Flags::default()
+    let with_ca = SecurityArgs {
+        tls_ca: ca.clone(),
+        ..SecurityArgs::default()
     };
     let mut stream = Stream::open(&producer, "node", true, with_ca).await?;
     let read = within_timeout("the connection is closed", silent.read_u8()).await?;
@@ -365,9 +376,9 @@ async fn connections_of_one_address_are_limited_on_both_ports() -> Result<()> {
     ];
     let producer = Producer::start(&dir, &flags).await?;
     let reason = ("reason", "too_many_per_address");
-    let none = Flags::default();
-    let first = Stream::open(&producer, "first", false, none).await?;
-    let second = Stream::open(&producer, "second", false, none).await;
+    let none = SecurityArgs::default();
+    let first = Stream::open(&producer, "first", false, none.clone()).await?;
+    let second = Stream::open(&producer, "second", false, none.clone()).await;
     ensure!(second.is_err(), "the second connection was accepted");
     let cut = "producer_grpc_connections_closed_total";
     ensure!(producer.metrics().await?.count(cut, &[reason]) >= 1);
@@ -375,7 +386,9 @@ async fn connections_of_one_address_are_limited_on_both_ports() -> Result<()> {
     // Another is accepted as soon as the first one is closed.
     drop(first);
     wait_until(TIMEOUT, "a third connection is accepted", async || {
-        Ok(Stream::open(&producer, "third", false, none).await.is_ok())
+        Ok(Stream::open(&producer, "third", false, none.clone())
+            .await
+            .is_ok())
     })
     .await?;
 
