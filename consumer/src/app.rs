@@ -24,7 +24,7 @@ use runtime::{
     reply::Reply,
     services::Services,
 };
-use tokio::sync::{Semaphore, SetOnce};
+use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::stage_monitor::StageMonitor;
@@ -54,7 +54,7 @@ pub struct App {
     stop_reading: CancellationToken,
     fast_drain: CancellationToken,
     stop_writing: CancellationToken,
-    failed: Arc<SetOnce<String>>,
+    monitor: StageMonitor,
     health: Arc<Health>,
     store: Arc<dyn Store>,
     deletions: Deletions,
@@ -103,15 +103,20 @@ impl App {
         } = dependencies;
         let metrics = Metrics::register(&registry)?;
         let services = Services::register(&registry, "consumer", true)?;
+        let stop_reading = CancellationToken::new();
+        let monitor = StageMonitor {
+            failed: Arc::default(),
+            draining: stop_reading.clone(),
+        };
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             runtime_config: RuntimeConfig::new(&config),
             pipeline: TaskTracker::new(),
             services,
-            stop_reading: CancellationToken::new(),
+            stop_reading,
             fast_drain: CancellationToken::new(),
             stop_writing: CancellationToken::new(),
-            failed: Arc::default(),
+            monitor,
             health: Arc::new(Health::default()),
             store,
             deletions: Deletions::new(config.retention.deletion_bytes),
@@ -137,7 +142,7 @@ impl App {
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
         let pipeline = app.pipeline(config, network, metrics, health);
-        let monitor = app.monitor();
+        let monitor = app.monitor.clone();
         app.pipeline.spawn(monitor.run("writer", pipeline));
         Ok(app)
     }
@@ -156,7 +161,7 @@ impl App {
 
     /// Waits until the consumer cannot continue, and returns the reason.
     pub async fn failed(&self) -> anyhow::Error {
-        anyhow::anyhow!("{}", self.failed.wait().await)
+        anyhow::anyhow!("{}", self.monitor.failed.wait().await)
     }
 
     /// Runs the data path, from loading the cursors to committing the last batch.
@@ -176,7 +181,7 @@ impl App {
         let (tracker, stop_reading) = (self.pipeline.clone(), self.stop_reading.clone());
         let services = self.services.stage.tasks.clone();
         let stop_services = self.services.stage.stop.clone();
-        let monitor = self.monitor();
+        let monitor = self.monitor.clone();
         let store = Arc::clone(&self.store);
         let deletions = self.deletions.clone();
         let schedule = self.runtime_config.maintenance.subscribe();
@@ -236,10 +241,6 @@ impl App {
             tracker.spawn(monitor.run("collector", collecting));
             writing.await
         }
-    }
-
-    fn monitor(&self) -> StageMonitor {
-        StageMonitor::new(Arc::clone(&self.failed), self.stop_reading.clone())
     }
 }
 

@@ -33,27 +33,25 @@ use writer::Writer;
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
 /// Creates the channel from the collector to the writer. It holds at most one batch.
-#[must_use]
-pub fn batch_channel() -> (BatchSender, BatchReceiver) {
+fn batch_channel() -> (BatchSender, BatchReceiver) {
     let (sender, receiver) = mpsc::channel(1);
     let sender = BatchSender {
         batches: sender,
         idle: Arc::new(Semaphore::new(1)),
     };
-    (sender, BatchReceiver(receiver))
+    (sender, receiver)
 }
 
 /// The sending end, for the collector.
 #[derive(Debug)]
-pub struct BatchSender {
+struct BatchSender {
     batches: mpsc::Sender<(Batch, OwnedSemaphorePermit)>,
     /// One permit, which is held while a batch is being written.
     idle: Arc<Semaphore>,
 }
 
 /// The receiving end, for the writer.
-#[derive(Debug)]
-pub struct BatchReceiver(mpsc::Receiver<(Batch, OwnedSemaphorePermit)>);
+type BatchReceiver = mpsc::Receiver<(Batch, OwnedSemaphorePermit)>;
 
 impl BatchSender {
     /// Waits until the writer is idle.

@@ -158,22 +158,6 @@ pub struct Expiry<'a> {
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
 
-impl<'a> Expiry<'a> {
-    /// An expiry without deletions that reports no progress.
-    #[must_use]
-    pub fn new(open: bool, now: u64, stop: &'a CancellationToken) -> Self {
-        Self {
-            open,
-            now,
-            since: now,
-            time_left: None,
-            stop,
-            deleted_until: &|_, _| 0,
-            report: &|_| {},
-        }
-    }
-}
-
 /// Progress of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepProgress {

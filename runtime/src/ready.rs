@@ -18,23 +18,23 @@ pub struct Component {
 }
 
 /// Why a process is not ready.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Reason {
+#[derive(Serialize)]
+struct Reason<'a> {
     /// The name of the failing component.
-    pub component: &'static str,
+    component: &'static str,
     /// The cause, in one line.
-    pub reason: String,
+    reason: &'a str,
 }
 
 /// The body of `/readyz`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Readiness {
+#[derive(Serialize)]
+struct Readiness<'a> {
     /// Whether every component is ready. Decides the status: 200 or 503.
-    pub ready: bool,
+    ready: bool,
     /// The components that are not ready.
-    pub reasons: Vec<Reason>,
+    reasons: Vec<Reason<'a>>,
     /// All components.
-    pub components: Vec<Component>,
+    components: &'a [Component],
 }
 
 impl Component {
@@ -62,26 +62,18 @@ pub fn drain(is_draining: bool) -> Component {
     Component::new("drain", drain)
 }
 
-impl Readiness {
-    /// The readiness of a process with these components.
-    #[must_use]
-    pub fn of(components: &[Component]) -> Self {
-        let failing = components.iter().filter(|component| !component.ready);
-        let reasons = failing.map(|component| Reason {
-            component: component.name,
-            reason: component.state.clone(),
-        });
-        Self {
-            ready: components.iter().all(|component| component.ready),
-            reasons: reasons.collect(),
-            components: components.to_vec(),
-        }
-    }
-}
-
 /// The response of `/readyz` for a process with these components.
 pub(crate) fn reply(components: &[Component]) -> Reply {
-    let readiness = Readiness::of(components);
+    let failing = components.iter().filter(|component| !component.ready);
+    let reasons = failing.map(|component| Reason {
+        component: component.name,
+        reason: &component.state,
+    });
+    let readiness = Readiness {
+        ready: components.iter().all(|component| component.ready),
+        reasons: reasons.collect(),
+        components,
+    };
     let status = if readiness.ready {
         StatusCode::OK
     } else {

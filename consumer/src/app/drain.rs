@@ -47,7 +47,7 @@ impl App {
             written = writing => written.is_ok(),
             () = self.store_is_down() => false,
         };
-        if let Some(why) = self.failed.get() {
+        if let Some(why) = self.monitor.failed.get() {
             let error = anyhow::anyhow!("{why}");
             self.stop_within(closing_time).await;
             return Err(error);

@@ -14,17 +14,12 @@ use crate::sink::Failure;
 #[derive(Debug, Clone)]
 pub(super) struct StageMonitor {
     /// The first failure.
-    failed: Arc<SetOnce<String>>,
-    /// Cancelled when stages may end.
-    draining: CancellationToken,
+    pub(super) failed: Arc<SetOnce<String>>,
+    /// Cancelled when stages may end; a stage that ends before is a failure.
+    pub(super) draining: CancellationToken,
 }
 
 impl StageMonitor {
-    /// Reports a stage to `failed` if it ends before `draining` is cancelled.
-    pub(super) fn new(failed: Arc<SetOnce<String>>, draining: CancellationToken) -> Self {
-        Self { failed, draining }
-    }
-
     /// Runs one stage to its end.
     pub(super) async fn run(
         self,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use runtime::unix_micros;
 use tokio::{
     sync::watch,
@@ -71,14 +71,12 @@ impl NextAttempt {
     }
 }
 
-/// Result of an attempt for a DSP.
-type RetryResult = (u32, Result<(), StoreError>);
-
 impl Retrier {
     /// Retries until `stop` is cancelled. The rest is retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
+        let this = &self;
         let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
-        let mut attempts: FuturesUnordered<BoxFuture<'_, RetryResult>> = FuturesUnordered::new();
+        let mut attempts = FuturesUnordered::new();
         let mut in_progress = BTreeSet::new();
         let mut reported = BTreeSet::new();
         loop {
@@ -106,13 +104,13 @@ impl Retrier {
                     continue;
                 }
                 in_progress.insert(dsp_id);
-                attempts.push(self.retry_dsp(dsp_id).boxed());
+                let attempt = async move { (dsp_id, this.retry_dsp(dsp_id).await) };
+                attempts.push(attempt.boxed());
             }
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some((dsp_id, result)) = attempts.next() => {
                     in_progress.remove(&dsp_id);
-                    // The DSP had no slot before, so its attempt used one of the budget.
                     match result {
                         Ok(()) => drop(next.remove(&dsp_id)),
                         Err(error) => {
@@ -139,11 +137,7 @@ impl Retrier {
     }
 
     /// Retries the queued cookies of a DSP, or checks whether its slot is writable if none are queued.
-    async fn retry_dsp(&self, dsp_id: u32) -> RetryResult {
-        (dsp_id, self.retry_all(dsp_id).await)
-    }
-
-    async fn retry_all(&self, dsp_id: u32) -> Result<(), StoreError> {
+    async fn retry_dsp(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_retried = false;
         for _ in 0..ATTEMPTS_IN_A_ROW_MAX {
             let entries = self.retry_queue.oldest(dsp_id);

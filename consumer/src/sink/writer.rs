@@ -158,7 +158,7 @@ impl Writer {
         loop {
             tokio::select! {
                 () = self.caller.stop.cancelled() => return Err(Failure::Stopped),
-                next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
+                next = timeout(PING_INTERVAL, batches.recv()) => if let Ok(next) = next {
                     return Ok(next.map(|next| self.receive(next)));
                 },
             }
@@ -215,7 +215,7 @@ impl Writer {
                 self.committed(previous, committed?).await?;
                 Ok(WriterState::Idle)
             }
-            Some(next) = batches.0.recv() => Ok(WriterState::Committing {
+            Some(next) = batches.recv() => Ok(WriterState::Committing {
                 previous,
                 commit,
                 next: Some(self.receive(next)),

@@ -68,14 +68,13 @@ use super::{
     Store, StoreError, StoreFuture, StoredState, WriteOutcome,
 };
 use crate::{
-    batch::Batch,
+    batch::{Batch, Cursor},
     deletions::{Deletion, Deletions},
     ttl::Ttls,
 };
 use breakers::Breakers;
 use connection::Connection;
 pub use connection::check_uri;
-use cursors::CommittedCursors;
 use insert_strategy::InsertStrategy;
 use sweep::commit_times::CommitTimes;
 
@@ -105,7 +104,7 @@ struct Inner {
     /// The server process of the latest commit.
     server: Mutex<Option<Receipt>>,
     /// The cursors of that commit.
-    committed: Mutex<CommittedCursors>,
+    committed: Mutex<Vec<Cursor>>,
     /// Start of this process in microseconds since the Unix epoch, which identifies its commits, and their number.
     started: i64,
     commits: AtomicI64,

@@ -38,7 +38,11 @@ pub async fn run(
         open: HashMap::new(),
     };
     let network = Arc::clone(&subscriptions.context.network);
-    let hosts = producers.into_iter().map(ProducerHost::new);
+    let hosts = producers.into_iter().map(|url| ProducerHost {
+        url,
+        addresses: Vec::new(),
+        is_failing: false,
+    });
     let mut lookups: FuturesUnordered<_> = hosts
         .map(|host| host.look_up_after(&*network, Duration::ZERO))
         .collect();
@@ -107,14 +111,6 @@ struct ProducerHost {
 }
 
 impl ProducerHost {
-    fn new(url: ProducerUrl) -> Self {
-        Self {
-            url,
-            addresses: Vec::new(),
-            is_failing: false,
-        }
-    }
-
     async fn look_up_after(mut self, network: &dyn Network, pause: Duration) -> Self {
         sleep(pause).await;
         self.look_up(network).await;

@@ -249,10 +249,7 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     for step in 1..=20 {
         let now = NOW + step * 20 * SECOND;
         let bytes = generation(&store, &mut random, now).await;
-        let expired = store
-            .expire(crate::store::Expiry::new(step >= 8, now, &stop))
-            .await
-            .unwrap();
+        let expired = store.expire(expiry(step >= 8, now, &stop)).await.unwrap();
         deleted += expired.deleted;
         if step == 8 {
             assert_eq!(deleted, 0, "while the window was closed");
@@ -268,7 +265,7 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     loop {
         let remaining = count(&store, 1, 0..now - 60 * SECOND);
         deleted += store
-            .expire(crate::store::Expiry::new(true, now, &stop))
+            .expire(expiry(true, now, &stop))
             .await
             .unwrap()
             .deleted;
@@ -395,4 +392,16 @@ async fn deletion_of_an_unfinished_job_is_kept_below_the_floor() {
     store.load_deletions(kept.clone()).await.unwrap();
     assert_eq!((kept.floor(), kept.size().0), (NOW + 1, 1));
     assert_eq!(kept.jobs(), [unfinished]);
+}
+
+fn expiry(open: bool, now: u64, stop: &CancellationToken) -> crate::store::Expiry<'_> {
+    crate::store::Expiry {
+        open,
+        now,
+        since: now,
+        time_left: None,
+        stop,
+        deleted_until: &|_, _| 0,
+        report: &|_| {},
+    }
 }

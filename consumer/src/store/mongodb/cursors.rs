@@ -40,26 +40,19 @@ pub(super) const AVAILABLE_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout of a check for the acknowledgment of other members.
 const ACKNOWLEDGE_MILLIS: i32 = 3_000;
 
-/// The cursors of the latest commit, or of the start.
-#[derive(Debug, Clone, Default)]
-pub(super) struct CommittedCursors(Vec<Cursor>);
-
-impl CommittedCursors {
-    /// Whether a server with the cursors `found` has all commits. It has the same cursors, or those of a commit of `batch` whose
-    /// response was lost.
-    fn is_contained_in(&self, found: &[Cursor], batch: &Batch) -> bool {
-        self.0.iter().all(|committed| {
-            let mut found = found.iter().filter(|it| it.producer == committed.producer);
-            found.any(|it| {
-                let is_same_epoch =
-                    |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
-                match it.position().partial_cmp(&committed.position()) {
-                    Some(order) => order.is_ge(),
-                    None => batch.cursors().iter().any(is_same_epoch),
-                }
-            })
+/// Whether a server with the cursors `found` has all commits: `committed`, which are the cursors of the latest commit or of
+/// the start, or those of a commit of `batch` whose response was lost.
+fn has_commits(found: &[Cursor], committed: &[Cursor], batch: &Batch) -> bool {
+    committed.iter().all(|committed| {
+        let mut found = found.iter().filter(|it| it.producer == committed.producer);
+        found.any(|it| {
+            let is_same_epoch = |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
+            match it.position().partial_cmp(&committed.position()) {
+                Some(order) => order.is_ge(),
+                None => batch.cursors().iter().any(is_same_epoch),
+            }
         })
-    }
+    })
 }
 
 impl Inner {
@@ -67,7 +60,7 @@ impl Inner {
     pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
         self.server(self.connection().await?).await?;
         let cursors = self.read_cursors().await?;
-        *self.committed.lock() = CommittedCursors(cursors.clone());
+        *self.committed.lock() = cursors.clone();
         Ok(cursors)
     }
 
@@ -75,7 +68,7 @@ impl Inner {
     /// also lost cookies, which this process considers stored.
     async fn check_cursors_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let found = self.read_cursors().await?;
-        if self.committed.lock().is_contained_in(&found, batch) {
+        if has_commits(&found, &self.committed.lock(), batch) {
             return Ok(());
         }
         let why = "the server lost committed cursors: it was restored, rolled back or replaced, or another consumer has this --name; \
@@ -100,7 +93,7 @@ impl Inner {
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {
-            *self.committed.lock() = CommittedCursors(batch.cursors().to_vec());
+            *self.committed.lock() = batch.cursors().to_vec();
         }
         Ok(())
     }
@@ -237,7 +230,7 @@ impl Inner {
         let found = self.find_own(COLLECTION, old.clone()).await?;
         // Before the deletion, so that no commit misses them. A cursor committed in between is not old any more.
         let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
-        self.committed.lock().0.retain(is_kept);
+        self.committed.lock().retain(is_kept);
         // State of consumers that no longer exist.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
@@ -349,16 +342,15 @@ mod tests {
             sequence,
             complete: true,
         };
-        let committed = CommittedCursors(vec![cursor(1, 50)]);
+        let committed = [cursor(1, 50)];
         let mut batch = Batch::new(1, 1);
-        let is_contained =
-            |found: &[Cursor], batch: &Batch| committed.is_contained_in(found, batch);
+        let is_contained = |found: &[Cursor], batch: &Batch| has_commits(found, &committed, batch);
         assert!(is_contained(&[cursor(1, 50)], &batch) && is_contained(&[cursor(1, 60)], &batch));
         assert!(!is_contained(&[], &batch) && !is_contained(&[cursor(1, 40)], &batch));
         // Another epoch is that of the batch whose response was lost, or an older one.
         assert!(!is_contained(&[cursor(2, 10)], &batch));
         batch.advance(&cursor(2, 10));
         assert!(is_contained(&[cursor(2, 10)], &batch));
-        assert!(CommittedCursors::default().is_contained_in(&[], &batch));
+        assert!(has_commits(&[], &[], &batch));
     }
 }

@@ -264,9 +264,17 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     };
     let stop = CancellationToken::new();
     let expiry = async {
-        store
-            .expire(Expiry::new(true, unix_micros(), &stop))
-            .await?;
+        let now = unix_micros();
+        let expiry = Expiry {
+            open: true,
+            now,
+            since: now,
+            time_left: None,
+            stop: &stop,
+            deleted_until: &|_, _| 0,
+            report: &|_| {},
+        };
+        store.expire(expiry).await?;
         std::future::pending::<Result<()>>().await
     };
     tokio::select! {

@@ -296,9 +296,15 @@ async fn sweep_until(
             stop.cancel();
         }
     };
+    let now = u64::try_from(at(start).as_microsecond())?;
     let expiry = Expiry {
+        open: true,
+        now,
+        since: now,
+        time_left: None,
+        stop: &stop,
+        deleted_until: &|_, _| 0,
         report: &report,
-        ..Expiry::new(true, u64::try_from(at(start).as_microsecond())?, &stop)
     };
     let expired = store.expire(expiry).await?;
     ensure!(expired.failed.is_none(), "{expired:?}");
