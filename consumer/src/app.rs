@@ -148,13 +148,11 @@ impl App {
     }
 
     /// Settings that a reload may change.
-    #[must_use]
     pub fn runtime_config(&self) -> RuntimeConfig {
         self.runtime_config.clone()
     }
 
     /// Address of the admin port.
-    #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }

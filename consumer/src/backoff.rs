@@ -23,7 +23,6 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Delays from `min` to `max`.
-    #[must_use]
     pub fn new(min: Duration, max: Duration) -> Self {
         let next = min;
         Self { min, next, max }
@@ -43,7 +42,6 @@ impl Backoff {
 }
 
 /// A random value between half of `delay` and `delay`, so that processes do not retry simultaneously.
-#[must_use]
 pub fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

@@ -101,7 +101,6 @@ struct BatchEntry {
 
 impl Batch {
     /// An empty batch. It is full at `cookies_max` distinct cookies or `bytes_max` bytes of chunks.
-    #[must_use]
     pub fn new(cookies_max: usize, bytes_max: usize) -> Self {
         Self {
             id: BatchId::default(),
@@ -123,7 +122,6 @@ impl Batch {
     }
 
     /// The next, empty batch, with the same limits. Its table will be presized to this batch.
-    #[must_use]
     pub fn next(&self) -> Self {
         let mut next = Self::new(self.cookies_max, self.bytes_max);
         next.id = self.id.next();
@@ -134,38 +132,32 @@ impl Batch {
     }
 
     /// Its number in the sequence of batches created by [`next`](Self::next).
-    #[must_use]
     pub fn id(&self) -> BatchId {
         self.id
     }
 
     /// Whether it is full. Another chunk can still be pushed, and is added completely.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.entries.len() + self.deletions.len() >= self.cookies_max
             || self.bytes >= self.bytes_max
     }
 
     /// Whether it has neither cookies, nor deletions, nor cursors.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.deletions.is_empty() && self.cursors.is_empty()
     }
 
     /// The number of cookies to write.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Outcomes of the cookies pushed so far.
-    #[must_use]
     pub fn counts(&self) -> BatchCounts {
         self.counts
     }
 
     /// The cursor of each producer. Must be committed after the cookies, never before.
-    #[must_use]
     pub fn cursors(&self) -> &[Cursor] {
         &self.cursors
     }
@@ -182,7 +174,6 @@ impl Batch {
     ///
     /// # Panics
     /// When `index` is not less than [`Batch::len`].
-    #[must_use]
     pub fn cookie(&self, index: usize) -> BatchCookie<'_> {
         let entry = &self.entries[index];
         BatchCookie {
@@ -227,7 +218,6 @@ impl Batch {
 
     /// Epochs that were received up to their `Goodbye`, including those followed by another epoch in this batch. When the batch
     /// is stored, these epochs are stored completely.
-    #[must_use]
     pub fn completed_epochs(&self) -> &[Cursor] {
         &self.completed_epochs
     }

@@ -26,7 +26,6 @@ pub struct ManualClock(watch::Sender<Timestamp>);
 
 impl ManualClock {
     /// A clock that shows `now`.
-    #[must_use]
     pub fn new(now: Timestamp) -> Self {
         Self(watch::Sender::new(now))
     }
@@ -44,7 +43,6 @@ impl ManualClock {
 
 impl Clock {
     /// The time.
-    #[must_use]
     pub fn now(&self) -> Timestamp {
         match self {
             Self::System => Timestamp::now(),
@@ -53,7 +51,6 @@ impl Clock {
     }
 
     /// The time in microseconds since the Unix epoch.
-    #[must_use]
     pub fn unix_micros(&self) -> u64 {
         unix_micros(self.now())
     }

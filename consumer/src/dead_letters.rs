@@ -79,7 +79,6 @@ struct DeadLetter<'a> {
 
 impl DeadLetters {
     /// Writes to `file`. The file and its rotated copy have up to `bytes_max` bytes in total. Does not open it yet.
-    #[must_use]
     pub fn new(file: PathBuf, bytes_max: usize, outcomes: IntCounterVec) -> Self {
         let mut older = file.clone().into_os_string();
         older.push(".1");

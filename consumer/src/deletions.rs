@@ -88,7 +88,6 @@ struct Table {
 
 impl Deletion {
     /// The floor of a table, which stores keep like a deletion.
-    #[must_use]
     pub fn floor(until_unix_micros: u64) -> Self {
         Self {
             user_id: Box::default(),
@@ -98,13 +97,11 @@ impl Deletion {
     }
 
     /// Whether it covers all users of one DSP.
-    #[must_use]
     pub fn is_of_dsp(&self) -> bool {
         self.user_id.is_empty() && self.dsp_id > 0
     }
 
     /// Whether it removes cookies of a user from the collection of this DSP.
-    #[must_use]
     pub fn removes_from(&self, dsp_id: u32) -> bool {
         !self.user_id.is_empty() && (self.dsp_id == 0 || self.dsp_id == dsp_id)
     }
@@ -112,7 +109,6 @@ impl Deletion {
 
 impl StoredDeletion {
     /// Whether a store needs it although the table has this floor: after a restart, an unfinished job continues.
-    #[must_use]
     pub fn is_needed(&self, floor: u64) -> bool {
         let is_job = self.deletion.is_of_dsp() && !self.is_finished;
         is_job || self.deletion.until_unix_micros >= floor
@@ -127,7 +123,6 @@ impl Default for Deletions {
 
 impl Deletions {
     /// An empty table of at most `bytes_max` bytes.
-    #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -179,7 +174,6 @@ impl Deletions {
 
     /// Time up to which arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
     /// none.
-    #[must_use]
     pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| table.floor)
     }
@@ -187,7 +181,6 @@ impl Deletions {
     /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none.
     /// Unlike [`until`](Self::until), it uses the floor only for a DSP with deletions in the retry queue: the store has no
     /// other cookies that a removed deletion covers, except those of unfinished jobs.
-    #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| {
             let oldest = table.queued.get(&dsp_id).copied().flatten();
@@ -217,13 +210,11 @@ impl Deletions {
 
     /// The time up to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for
     /// none.
-    #[must_use]
     pub fn floor(&self) -> u64 {
         self.shared.table.lock().floor
     }
 
     /// Number of deletions, and its maximum.
-    #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (
             self.shared.table.lock().until.len(),
@@ -232,13 +223,11 @@ impl Deletions {
     }
 
     /// Whether the retry queue has cookies of this DSP.
-    #[must_use]
     pub fn is_queued(&self, dsp_id: u32) -> bool {
         self.shared.table.lock().queued.contains_key(&dsp_id)
     }
 
     /// The jobs that may run now. While a DSP is in the retry queue, a retry may still write one of its cookies.
-    #[must_use]
     pub fn due_jobs(&self) -> Vec<Deletion> {
         let table = self.shared.table.lock();
         let is_due = |it: &Deletion| !table.queued.contains_key(&it.dsp_id);
@@ -246,7 +235,6 @@ impl Deletions {
     }
 
     /// The deletions of DSPs that still have to remove cookies.
-    #[must_use]
     pub fn jobs(&self) -> Vec<Deletion> {
         self.shared.table.lock().jobs().collect()
     }
@@ -274,7 +262,6 @@ impl Deletions {
 
     /// Numbers of the durable deletions that have not taken effect, because they are in the retry queue or have a job: from
     /// the oldest to the next one. Empty if all have taken effect.
-    #[must_use]
     pub fn unapplied(&self) -> Range<u64> {
         let table = self.shared.table.lock();
         let next = table.newest + 1;
@@ -289,7 +276,6 @@ impl Deletions {
     }
 
     /// Changes when deletions become durable, take effect, or are removed from the table.
-    #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.shared.changes.subscribe()
     }

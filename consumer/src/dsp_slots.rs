@@ -25,7 +25,6 @@ pub struct DspSlots {
 
 impl DspSlots {
     /// Slots for the `listed` DSPs and up to `unlisted_max` others.
-    #[must_use]
     pub fn new(listed: BTreeSet<u32>, unlisted_max: usize) -> Self {
         Self {
             listed,
@@ -76,7 +75,6 @@ impl DspSlots {
     }
 
     /// The number of unlisted DSPs with a slot, and its maximum.
-    #[must_use]
     pub fn unlisted(&self) -> (usize, usize) {
         (self.unlisted.len(), self.unlisted_max)
     }

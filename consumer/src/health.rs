@@ -66,13 +66,11 @@ impl Health {
     }
 
     /// Why the store is down, if it is.
-    #[must_use]
     pub fn store_down(&self) -> Option<String> {
         self.store_down.lock().as_ref().map(|down| down.why.clone())
     }
 
     /// Why this process needs a restart, if it does.
-    #[must_use]
     pub fn needs_restart(&self) -> Option<String> {
         let store = self.store_down.lock();
         let down = store.as_ref().filter(|down| down.needs_restart)?;
@@ -99,7 +97,6 @@ impl Health {
     }
 
     /// The DSPs whose slot fails, with the reason.
-    #[must_use]
     pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
         self.failing_dsps.lock().clone()
     }
@@ -137,13 +134,11 @@ impl Health {
     }
 
     /// The table of producers.
-    #[must_use]
     pub fn producers(&self) -> &Producers {
         &self.producers
     }
 
     /// The components of `/readyz`.
-    #[must_use]
     pub fn components(&self) -> Vec<Component> {
         let store = self.store_down().map_or(Ok("up".to_owned()), Err);
         let cursors = if self.producers.is_loaded() {

@@ -187,7 +187,6 @@ impl Ledger {
     }
 
     /// A snapshot.
-    #[must_use]
     pub fn counts(&self) -> LedgerCounts {
         self.entries.lock().counts
     }
@@ -195,7 +194,6 @@ impl Ledger {
 
 impl LedgerCounts {
     /// Left side of the equation minus its right side. Always 0 unless this program has a bug.
-    #[must_use]
     pub fn imbalance(&self) -> i64 {
         let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
         let accounted: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
@@ -203,7 +201,6 @@ impl LedgerCounts {
     }
 
     /// Whether the equation holds.
-    #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.imbalance() == 0
     }

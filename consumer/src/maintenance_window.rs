@@ -62,7 +62,6 @@ impl fmt::Display for Window {
 
 impl Window {
     /// Whether the window is open at the wall-clock time `now`.
-    #[must_use]
     pub fn is_open(&self, now: &Zoned) -> bool {
         match *self {
             Self::Never => false,
@@ -81,7 +80,6 @@ impl Window {
     /// When the window that is open at `now` opened; `None` if it is closed or always open.
     ///
     /// If a clock change skips that wall-clock time, it opens right after the skip.
-    #[must_use]
     pub fn opened(&self, now: &Zoned) -> Option<Zoned> {
         let Self::Daily { from, .. } = *self else {
             return None;
@@ -102,7 +100,6 @@ impl Window {
     /// The next time after `now` at which the window opens or closes; `None` if it never does.
     ///
     /// If a clock change skips that wall-clock time, the change is right after the skip.
-    #[must_use]
     pub fn next_change(&self, now: &Zoned) -> Option<Zoned> {
         let Self::Daily { from, to } = *self else {
             return None;

@@ -50,7 +50,6 @@ impl Metrics {
 }
 
 /// A count as the value of a gauge, saturating.
-#[must_use]
 pub fn gauge_value(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

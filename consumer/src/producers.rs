@@ -64,31 +64,26 @@ impl Producers {
     }
 
     /// Whether the cursors of the store are loaded.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.0.table.lock().is_loaded()
     }
 
     /// Received positions of all producers, most recently advanced first, up to the maximum of a request.
-    #[must_use]
     pub fn cursors(&self) -> Vec<Cursor> {
         self.0.table.lock().cursors()
     }
 
     /// Received position of a producer.
-    #[must_use]
     pub fn cursor(&self, producer: &str) -> Option<Cursor> {
         self.0.table.lock().cursor(producer)
     }
 
     /// Epoch and sequence up to which a producer is durable.
-    #[must_use]
     pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
         self.0.table.lock().durable(producer)
     }
 
     /// Number of open streams of a producer.
-    #[must_use]
     pub fn streams(&self, producer: &str) -> usize {
         self.0.table.lock().streams(producer)
     }
@@ -99,7 +94,6 @@ impl Producers {
     }
 
     /// Registers an address of the setting `origin`.
-    #[must_use]
     pub fn register(&self, address: SocketAddr, origin: &str) -> AddressGuard {
         AddressGuard {
             producers: self.clone(),
@@ -108,7 +102,6 @@ impl Producers {
     }
 
     /// Number of connected addresses, and of all addresses.
-    #[must_use]
     pub fn connected_and_total(&self) -> (usize, usize) {
         self.0.table.lock().connected_and_total()
     }
@@ -126,13 +119,11 @@ impl Producers {
 
     /// Everything that the producers accepted up to this time is durable here, by their clocks and in microseconds since the Unix
     /// epoch; `None` if that is unknown, because an address has no stream.
-    #[must_use]
     pub fn complete_until(&self) -> Option<u64> {
         self.0.table.lock().complete_until()
     }
 
     /// A snapshot.
-    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.0.table.lock().snapshot(Instant::now())
     }
@@ -150,7 +141,6 @@ impl Producers {
 
 impl AddressGuard {
     /// The address.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.key.address
     }
@@ -162,7 +152,6 @@ impl AddressGuard {
 
     /// Records an opened stream. For a new epoch, also returns what this process observed of the previous one. Only the first
     /// stream of the new epoch gets it, so that a loss is reported once.
-    #[must_use]
     pub fn open_stream(&self, start: StreamStart<'_>) -> (StreamGuard, Option<ObservedRange>) {
         let Cursor {
             producer, epoch, ..

@@ -77,7 +77,6 @@ struct DspEntries {
 
 impl RetryQueue {
     /// An empty queue. `listed` DSPs always have a slot.
-    #[must_use]
     pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::RetryQueue) -> Self {
         Self {
             index: Arc::default(),
@@ -90,7 +89,6 @@ impl RetryQueue {
     }
 
     /// Deletions, which also apply to queued cookies.
-    #[must_use]
     pub fn deletions(&self) -> &Deletions {
         &self.deletions
     }
@@ -166,7 +164,6 @@ impl RetryQueue {
     }
 
     /// The DSPs with entries.
-    #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.index.lock().dsps.keys().copied().collect()
     }

@@ -114,7 +114,6 @@ enum LoggedState {
 
 impl Subscription {
     /// A subscription to `address`, which `producer` resolves to.
-    #[must_use]
     pub fn new(
         context: Arc<Context>,
         producer: &ProducerUrl,

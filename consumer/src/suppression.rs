@@ -110,7 +110,6 @@ pub fn outcomes<'a>(
 impl Suppression {
     /// A table of up to `bytes_max` bytes. Suppresses duplicates within `interval`, or half of a DSP's TTL if that is less. A
     /// zero interval needs no table and suppresses nothing.
-    #[must_use]
     pub fn new(interval: Duration, bytes_max: usize, ttls: Ttls) -> Self {
         let buckets = if interval.is_zero() {
             0

@@ -42,7 +42,6 @@ struct Report {
 
 impl Ttls {
     /// `default` applies to all DSPs that are not in `by_dsp`.
-    #[must_use]
     pub fn new(default: Duration, by_dsp: BTreeMap<u32, Duration>) -> Self {
         Self {
             default,
@@ -52,7 +51,6 @@ impl Ttls {
     }
 
     /// Lets reports shorten these TTLs to `floor`; `None` ignores reports.
-    #[must_use]
     pub fn with_floor(mut self, floor: Option<Duration>) -> Self {
         let reported = |floor| ReportedTtls {
             floor,
@@ -63,7 +61,6 @@ impl Ttls {
     }
 
     /// The TTL of a DSP's cookies.
-    #[must_use]
     pub fn of(&self, dsp_id: u32) -> Duration {
         let configured = self.configured(dsp_id);
         let reported = self.reported.as_ref().and_then(|it| {
@@ -74,7 +71,6 @@ impl Ttls {
     }
 
     /// The shortest TTL that a DSP's cookies can have with any reports.
-    #[must_use]
     pub fn shortest(&self, dsp_id: u32) -> Duration {
         let configured = self.configured(dsp_id);
         let floor = self.reported.as_ref().map(|it| it.floor);
@@ -86,20 +82,17 @@ impl Ttls {
     }
 
     /// The maximum configured TTL.
-    #[must_use]
     pub fn max(&self) -> Duration {
         let named = self.by_dsp.values().copied();
         named.fold(self.default, Duration::max)
     }
 
     /// Cookies of `dsp_id` accepted before this time have expired at `now`. Both in microseconds since the Unix epoch.
-    #[must_use]
     pub fn expired_before(&self, dsp_id: u32, now: u64) -> u64 {
         before(now, self.of(dsp_id))
     }
 
     /// Number of DSPs that reports name.
-    #[must_use]
     pub fn reported_dsps(&self) -> usize {
         let count = |it: &Arc<ReportedTtls>| it.read(|reports| reports.longest.by_dsp.len());
         self.reported.as_ref().map_or(0, count)

@@ -3,7 +3,6 @@
 use http::{HeaderMap, Uri, header};
 
 /// Whether a port without tokens must reject the request: a browser sends it for a page of another site, or to another host.
-#[must_use]
 pub fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     is_cross_site(headers) || !has_loopback_host(headers, uri)
 }

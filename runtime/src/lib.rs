@@ -37,7 +37,6 @@ pub const PROFILE: &str = env!("COOKIESYNC_PROFILE");
 pub const VERSION: &str = env!("COOKIESYNC_VERSION");
 
 /// Raises the open-file limit of this process to its hard limit; returns the new limit.
-#[must_use]
 pub fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let Some(maximum) = limit.maximum else {
@@ -54,7 +53,6 @@ pub fn raise_open_files() -> u64 {
 }
 
 /// Microseconds since the Unix epoch by the system clock; 0 before 1970.
-#[must_use]
 pub fn unix_micros() -> u64 {
     let micros = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

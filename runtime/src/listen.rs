@@ -87,7 +87,6 @@ pub struct Stage {
 
 impl Stage {
     /// A stage whose task tracker may be shared with others.
-    #[must_use]
     pub fn new(tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self {
             tasks,

@@ -155,7 +155,6 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
 }
 
 /// Number of log lines dropped so far because standard error was not read.
-#[must_use]
 pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| log.lines.dropped())
 }

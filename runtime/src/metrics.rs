@@ -80,7 +80,6 @@ pub struct MetricDescription {
 
 impl Registry {
     /// An empty registry.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -129,13 +128,11 @@ impl Registry {
     }
 
     /// All metrics with a value. Does not call the scrape hooks, so the intervals of peaks continue.
-    #[must_use]
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
 
     /// All metrics with a value, followed by the scrape hooks.
-    #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
         let families = self.gather();
         for hook in &*self.scrape_hooks.lock() {

@@ -38,7 +38,6 @@ macro_rules! problem_kinds {
 
 impl Kind {
     /// URI reference of the type: the registered one if there is one, otherwise a path of the API.
-    #[must_use]
     pub fn uri(&self) -> String {
         match self.name {
             name @ "quota-exceeded" => {
@@ -68,7 +67,6 @@ pub struct Problem {
 
 impl Problem {
     /// Creates a problem of this type.
-    #[must_use]
     pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Self {
         Self {
             kind,
@@ -81,21 +79,18 @@ impl Problem {
     }
 
     /// Adds a `Retry-After` in seconds.
-    #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after = Some(seconds);
         self
     }
 
     /// Adds a member to the body.
-    #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.members.insert(name.to_owned(), value.into());
         self
     }
 
     /// The response. A 401 names the kind of token in `WWW-Authenticate`.
-    #[must_use]
     pub fn reply(&self) -> Reply {
         let status = self.kind.status;
         let mut body = self.members.clone();

@@ -39,7 +39,6 @@ struct Readiness<'a> {
 
 impl Component {
     /// A component that works (`Ok`) or fails, with its state. Line breaks become spaces.
-    #[must_use]
     pub fn new(name: &'static str, state: Result<String, String>) -> Self {
         let ready = state.is_ok();
         let (Ok(state) | Err(state)) = state;
@@ -52,7 +51,6 @@ impl Component {
 }
 
 /// The component `drain`, which fails while the process drains.
-#[must_use]
 pub fn drain(is_draining: bool) -> Component {
     let drain = if is_draining {
         Err("draining".to_owned())

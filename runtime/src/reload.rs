@@ -53,7 +53,6 @@ pub struct NamedFile {
 
 impl NamedFile {
     /// The file named by a flag; `None` if the flag is empty.
-    #[must_use]
     pub fn from_flag(flag: &'static str, path: &str) -> Option<Self> {
         let path = (!path.is_empty()).then(|| PathBuf::from(path));
         path.map(|path| Self { flag, path })
@@ -201,19 +200,16 @@ impl<S: Source> Reloader<S> {
     }
 
     /// The value for new connections and calls.
-    #[must_use]
     pub fn current(&self) -> Arc<S::Value> {
         Arc::clone(&self.current.read())
     }
 
     /// The source that was loaded.
-    #[must_use]
     pub fn source(&self) -> &S {
         &self.source
     }
 
     /// Why the current files are rejected and the previous value stays active.
-    #[must_use]
     pub fn error(&self) -> Option<String> {
         self.detector.lock().error.clone()
     }

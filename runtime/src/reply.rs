@@ -9,7 +9,6 @@ use serde::Serialize;
 pub type Reply = Response<Full<Bytes>>;
 
 /// A plain text response.
-#[must_use]
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "text/plain; charset=utf-8", body)
 }
@@ -18,7 +17,6 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
 ///
 /// # Panics
 /// If `body` is a map with keys other than strings.
-#[must_use]
 pub fn json(status: StatusCode, body: &impl Serialize) -> Reply {
     let mut body = serde_json::to_vec(body).expect("maps of strings are JSON");
     body.push(b'\n');
@@ -26,7 +24,6 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Reply {
 }
 
 /// A response with headers that forbid caching, framing and content sniffing.
-#[must_use]
 pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Reply {
     let mut reply = Response::new(Full::new(body.into()));
     *reply.status_mut() = status;

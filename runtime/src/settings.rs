@@ -90,7 +90,6 @@ impl ReloadMode {
 }
 
 /// Names of the settings of `A` with this reload mode, for tests and generated documentation.
-#[must_use]
 pub fn settings_with<A: Settings>(change: ReloadMode) -> Vec<String> {
     let mut command = command::<A>();
     command.build();
@@ -128,7 +127,6 @@ const SOURCES: &str = "Each setting is a flag, an environment variable, and a ke
                      the flag wins, then the environment, then the file.";
 
 /// The command line of `A` with an environment variable for each setting.
-#[must_use]
 pub fn command<A: Settings>() -> Command {
     let command = A::command();
     let about = command.get_about().map(|about| format!("{about}.\n\n"));

@@ -73,7 +73,6 @@ impl<P> fmt::Debug for Tokens<P> {
 
 impl<P> File<P> {
     /// A file of tokens.
-    #[must_use]
     pub fn new(file: NamedFile) -> Self {
         Self {
             file,
@@ -152,7 +151,6 @@ impl<P: Permissions> Tokens<P> {
     }
 
     /// The token that a client sends.
-    #[must_use]
     pub fn first(&self) -> &str {
         &self.0[0].0
     }

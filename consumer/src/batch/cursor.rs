@@ -19,7 +19,6 @@ pub struct Cursor {
 
 impl Cursor {
     /// Its position, comparable with others of the same producer.
-    #[must_use]
     pub fn position(&self) -> Position {
         let (epoch, sequence) = (self.epoch, self.sequence);
         Position { epoch, sequence }

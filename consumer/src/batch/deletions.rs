@@ -7,7 +7,6 @@ use crate::deletions::{Deletion, Deletions};
 
 impl Batch {
     /// The deletions. Must be carried out before the cookies are written.
-    #[must_use]
     pub fn deletions(&self) -> &[Deletion] {
         &self.deletions
     }
@@ -32,7 +31,6 @@ impl Batch {
     }
 
     /// A batch with only the deletions.
-    #[must_use]
     pub fn only_deletions(&self) -> Self {
         let mut batch = Self::new(1, 1);
         batch.deletions.clone_from(&self.deletions);
@@ -41,7 +39,6 @@ impl Batch {
 
     /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones, because a store cannot order
     /// two cookies of the same millisecond.
-    #[must_use]
     pub fn is_deferred(&self, dsp_id: u32) -> bool {
         self.deferred.contains(&dsp_id)
     }
@@ -53,7 +50,6 @@ impl Batch {
 
     /// The DSPs whose cookies its deletions concern: DSPs with a slot, and DSPs in the retry queue, whose slot a retry may
     /// be creating. A deletion of one of the latter must be queued, too.
-    #[must_use]
     pub fn dsps_with_removals(&self, slots: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut dsps = slots | &self.deferred;
         dsps.retain(|dsp_id| self.deletions.iter().any(|it| it.removes_from(*dsp_id)));

@@ -6,7 +6,6 @@ pub struct BatchId(pub u64);
 
 impl BatchId {
     /// The number of the next batch.
-    #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }

@@ -298,7 +298,6 @@ pub struct ProcessArgs {
 
 impl ProducersArgs {
     /// Minimum number of producers that share the receive windows; more share them if more are discovered.
-    #[must_use]
     pub fn producers_expected(&self) -> usize {
         // Names may resolve later, but each has at least one address.
         self.producers_expected.unwrap_or(self.producer.len())
@@ -307,13 +306,11 @@ impl ProducersArgs {
 
 impl StorageArgs {
     /// DSPs that always have a slot.
-    #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.dsps.iter().copied().flatten().collect()
     }
 
     /// DSPs that never have a slot.
-    #[must_use]
     pub fn rejected_dsps(&self) -> BTreeSet<u32> {
         self.rejected_dsps.iter().copied().flatten().collect()
     }

@@ -79,7 +79,6 @@ pub enum AdvanceResult {
 
 impl ObservedRange {
     /// The empty range after a cursor.
-    #[must_use]
     pub fn after(cursor: &Cursor) -> Self {
         Self {
             epoch: cursor.epoch,

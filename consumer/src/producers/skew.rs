@@ -27,7 +27,6 @@ pub(super) struct Skew {
 
 impl Arrival {
     /// Age of the chunk; zero if the producer's clock is ahead.
-    #[must_use]
     pub fn age(self) -> Duration {
         let micros = self
             .received_unix_micros

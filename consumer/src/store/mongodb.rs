@@ -173,7 +173,6 @@ impl DspDatabases {
 
 impl MongodbStore {
     /// A store that connects on first use.
-    #[must_use]
     pub fn new(options: Options) -> Self {
         let inner = Inner {
             options,

@@ -59,7 +59,6 @@ struct BufferedItem {
 }
 
 /// A buffer of `bytes_max` bytes. A larger item uses all of it.
-#[must_use]
 pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWriter, BufferReader) {
     // The byte limit also limits the number of items, so sending never waits after the permit.
     let (sender, receiver) = mpsc::channel((bytes_max / ITEM_BYTES).max(1));

@@ -30,7 +30,6 @@ pub enum TailLoss {
 
 impl TailLoss {
     /// The loss after `cursor`, given the `Hello.tail` of the next epoch.
-    #[must_use]
     pub fn new(cursor: &Cursor, tail: Option<Tail>) -> Self {
         match tail {
             Some(Tail { cookies_max: 0, .. }) => Self::None,

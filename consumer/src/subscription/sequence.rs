@@ -47,7 +47,6 @@ pub struct StreamPosition {
 
 impl Resumption {
     /// The received position of the previous epoch, if the stream is of a new one.
-    #[must_use]
     pub fn previous(&self) -> Option<&Cursor> {
         match self {
             Self::NewEpoch { previous, .. } => Some(previous),
@@ -97,13 +96,11 @@ impl StreamPosition {
     }
 
     /// The producer of the stream.
-    #[must_use]
     pub fn producer(&self) -> &Arc<str> {
         &self.producer
     }
 
     /// The received position.
-    #[must_use]
     pub fn cursor(&self) -> Cursor {
         Cursor {
             producer: Arc::clone(&self.producer),

@@ -107,7 +107,6 @@ impl Connector {
     }
 
     /// Why the connection failed, if more is known than the error of the call.
-    #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.0.get().map(String::as_str)
     }

@@ -120,7 +120,6 @@ pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, String> {
 }
 
 /// Whether `host` is a loopback name or address.
-#[must_use]
 pub fn is_loopback_host(host: &str) -> bool {
     host == "localhost"
         || host

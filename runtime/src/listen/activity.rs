@@ -78,7 +78,6 @@ impl Activity {
     }
 
     /// Records a request with a slow response. The connection is not idle until the guard is dropped.
-    #[must_use]
     pub fn long_request(self: &Arc<Self>) -> InProgress {
         self.request();
         self.in_progress.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +85,6 @@ impl Activity {
     }
 
     /// Number of long requests in progress.
-    #[must_use]
     pub fn in_progress(&self) -> usize {
         self.in_progress.load(Ordering::Relaxed)
     }

@@ -24,7 +24,6 @@ pub struct AddressPermit {
 
 impl Addresses {
     /// Acquires a permit for a connection from `address`; `None` if it already has `each_max` (at least one).
-    #[must_use]
     pub fn acquire(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut open = self.0.lock();
@@ -53,7 +52,6 @@ impl Drop for AddressPermit {
 }
 
 /// The key of an address: the IPv4 address, even if mapped to IPv6, or the IPv6 /64 network.
-#[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

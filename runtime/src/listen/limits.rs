@@ -25,7 +25,6 @@ pub struct Limits {
 
 impl Limits {
     /// A receiver of constant limits.
-    #[must_use]
     pub fn fixed(self) -> watch::Receiver<Self> {
         watch::channel(self).1
     }

@@ -26,13 +26,11 @@ pub struct Proxies(Arc<[IpNet]>);
 
 impl Proxies {
     /// Load balancers in these networks.
-    #[must_use]
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
         Self(networks.into_iter().collect())
     }
 
     /// Whether no connection begins with a header.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -22,7 +22,6 @@ pub struct WatchedStream<S> {
 
 impl<S> WatchedStream<S> {
     /// The client address: that of the connection, or of its PROXY header.
-    #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.peer
     }

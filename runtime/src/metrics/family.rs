@@ -66,7 +66,6 @@ pub(super) fn desc(def: MetricDef) -> Result<Desc> {
 ///
 /// # Panics
 /// If the metric is a histogram.
-#[must_use]
 pub fn family<'a, L: AsRef<[&'a str]>>(
     def: MetricDef,
     samples: impl IntoIterator<Item = (L, f64)>,
@@ -92,13 +91,11 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
 }
 
 /// A counter or gauge without labels; no sample for `None`.
-#[must_use]
 pub fn value(def: MetricDef, value: impl Into<Option<f64>>) -> Family {
     family::<[&str; 0]>(def, value.into().map(|value| ([], value)))
 }
 
 /// A count as a sample, exact up to 2^53.
-#[must_use]
 #[expect(
     clippy::cast_precision_loss,
     reason = "Prometheus has only 64-bit floats"
@@ -111,7 +108,6 @@ pub fn as_f64(count: u64) -> f64 {
 ///
 /// # Panics
 /// If the metric is not a histogram.
-#[must_use]
 pub fn histograms<'a, L: AsRef<[&'a str]>>(
     def: MetricDef,
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,

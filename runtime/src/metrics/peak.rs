@@ -28,7 +28,6 @@ impl Peak {
     }
 
     /// The maximum of the current and the previous interval.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.current.max(self.previous)
     }

@@ -55,7 +55,6 @@ impl ConfigErrors {
     }
 
     /// Whether there are no errors.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty()
     }

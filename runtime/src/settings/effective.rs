@@ -62,7 +62,6 @@ impl EffectiveSettings {
     }
 
     /// The unparsed value of a setting; empty if it is unset or unknown.
-    #[must_use]
     pub fn value(&self, id: &str) -> Cow<'_, str> {
         let first = self.values(id).first();
         first.map_or(Cow::default(), |value| value.to_string_lossy())
@@ -75,7 +74,6 @@ impl EffectiveSettings {
     }
 
     /// Settings whose values differ from those in `running`.
-    #[must_use]
     pub fn differences(&self, running: &Self) -> Vec<&Setting> {
         let is_in = |new: &Setting| {
             let same = |old: &Setting| old.id == new.id && old.values == new.values;
@@ -135,7 +133,6 @@ impl Setting {
     }
 
     /// Its flag.
-    #[must_use]
     pub fn flag(&self) -> String {
         format!("--{}", self.id.replace('_', "-"))
     }
@@ -211,7 +208,6 @@ impl fmt::Display for Setting {
 }
 
 /// Removes user, password and options from a URL or connection string; returns other text unchanged.
-#[must_use]
 pub fn redacted(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();
@@ -227,7 +223,6 @@ pub fn redacted(text: &str) -> String {
 }
 
 /// Whether the text is a URL or connection string with parts removed by [`redacted`].
-#[must_use]
 pub fn is_redacted(text: &str) -> bool {
     text.contains("://***@") || text.ends_with("?***")
 }

@@ -95,7 +95,6 @@ pub fn load_or_exit<A: Settings>(
 }
 
 /// The output of `--completions` or `--man`, or an error message; `None` if neither flag of [`AboutArgs`] is set.
-#[must_use]
 pub fn documentation(
     command: &Command,
     matches: &clap::ArgMatches,
@@ -107,7 +106,6 @@ pub fn documentation(
 }
 
 /// Prints the output or the error of a command; returns its exit code.
-#[must_use]
 pub fn print(output: Result<Vec<u8>, String>) -> ExitCode {
     match output {
         // A reader such as `head` may close the pipe early.

@@ -70,7 +70,6 @@ impl Metrics {
     }
 
     /// Whether the newest settings are active, as a component that is always ready.
-    #[must_use]
     pub fn component(&self) -> Component {
         let state = match self.rejected.get() {
             0 => "active",
@@ -87,7 +86,6 @@ impl Metrics {
 
 impl LiveConfig {
     /// Watches the settings of a process that runs with `loaded`.
-    #[must_use]
     pub fn of<A: Settings>(loaded: &Loaded<A>) -> Self {
         let file = loaded.file.clone();
         Self {

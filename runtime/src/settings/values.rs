@@ -155,7 +155,6 @@ fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
 }
 
 /// Formats a time; whole days stay days, where `humantime` would use months.
-#[must_use]
 pub fn format_time(time: Duration) -> String {
     const DAY: u64 = 24 * 3600;
     let days = time.as_secs() / DAY;

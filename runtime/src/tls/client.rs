@@ -95,7 +95,6 @@ impl Trust {
 }
 
 /// A message about a TLS error for the operator; `None` for other errors.
-#[must_use]
 pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {

@@ -148,7 +148,6 @@ impl Handshakes {
     }
 
     /// Handshakes of another port with the same files and counts, whose clients speak HTTP/1.1.
-    #[must_use]
     pub fn for_http_1(&self, concurrent_max: usize) -> Self {
         Self {
             files: Arc::clone(&self.files),

@@ -31,7 +31,6 @@ const COOKIE_BYTES: usize = 256;
 
 /// The indices of a batch's cookies by DSP, sorted by user within each, so that neighbors in a collection's index are written
 /// together.
-#[must_use]
 pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
     let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
@@ -77,7 +76,6 @@ impl Kind {
     ///
     /// # Panics
     /// When the command is too large.
-    #[must_use]
     pub fn encode(self, batch: &Batch, indices: &[u32], concern: &Document) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
         let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
