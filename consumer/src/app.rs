@@ -36,7 +36,7 @@ use crate::{
     deletions::{Deletions, jobs},
     health::Health,
     lookup, maintenance,
-    metrics::{Metrics, register_deletions, register_producers},
+    metrics::{Metrics, register_deletions, register_health, register_producers},
     sink::{Failure, Pipeline, StopTokens},
     store::Store,
     subscription::{self, discovery},
@@ -125,6 +125,7 @@ impl App {
         let producers = health.producers().clone();
         register_producers(&registry, producers.clone(), config.ttls.clone())?;
         register_deletions(&registry, app.deletions.clone())?;
+        register_health(&registry, Arc::clone(&health))?;
         let pages = Pages {
             cookies: CookiePages {
                 tokens: config.cookies_tokens.clone(),

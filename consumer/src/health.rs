@@ -49,20 +49,9 @@ impl Health {
         *self.store_down.lock() = None;
     }
 
-    /// Marks the store as down; it may recover.
-    pub fn set_store_down(&self, why: String) {
-        *self.store_down.lock() = Some(StoreFailure {
-            why,
-            needs_restart: false,
-        });
-    }
-
-    /// Marks the store as down; only a restart of this process is likely to help.
-    pub fn set_store_needs_restart(&self, why: String) {
-        *self.store_down.lock() = Some(StoreFailure {
-            why,
-            needs_restart: true,
-        });
+    /// Marks the store as down. `needs_restart` if only a restart of this process is likely to help.
+    pub fn set_store_down(&self, why: String, needs_restart: bool) {
+        *self.store_down.lock() = Some(StoreFailure { why, needs_restart });
     }
 
     /// Why the store is down, if it is.
@@ -224,10 +213,10 @@ mod tests {
         let connected = one.open_stream(start);
         check(&health, &[]);
         assert_eq!(health.components()[3].state, "1 of 2 connected");
-        health.set_store_down("gone\naway".to_owned());
+        health.set_store_down("gone\naway".to_owned(), false);
         check(&health, &[("store", "gone away")]);
         assert_eq!(health.needs_restart(), None);
-        health.set_store_needs_restart("hangs".to_owned());
+        health.set_store_down("hangs".to_owned(), true);
         check(&health, &[("store", "hangs")]);
         assert_eq!(health.needs_restart().as_deref(), Some("store: hangs"));
         health.set_store_up();

@@ -3,6 +3,7 @@
 //! Counters are updated per chunk or batch, never per cookie.
 
 mod deletions;
+mod health;
 mod maintenance;
 mod producers;
 mod retry_queue;
@@ -13,9 +14,9 @@ use prometheus::Result;
 use runtime::metrics::Registry;
 
 pub use self::{
-    deletions::register as register_deletions, maintenance::Maintenance,
-    producers::register as register_producers, retry_queue::RetryQueue, sink::Sink,
-    subscription::Subscription,
+    deletions::register as register_deletions, health::register as register_health,
+    maintenance::Maintenance, producers::register as register_producers, retry_queue::RetryQueue,
+    sink::Sink, subscription::Subscription,
 };
 use crate::ledger::Ledger;
 

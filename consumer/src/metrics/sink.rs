@@ -25,8 +25,6 @@ pub struct Sink {
     pub stored_seconds: Latency,
     /// Failed store operations.
     pub store_errors: IntCounter,
-    /// 1 while the store is up.
-    pub store_up: IntGauge,
     /// Unlisted DSPs with a slot.
     pub dsp_slots: IntGauge,
     /// Maximum of `dsp_slots`.
@@ -50,7 +48,6 @@ impl Sink {
             flush_seconds: registry.add(consumer::FLUSH_SECONDS)?,
             stored_seconds: registry.add(consumer::STORED_SECONDS)?,
             store_errors: registry.add(consumer::STORE_ERRORS)?,
-            store_up: registry.add(consumer::STORE_UP)?,
             dsp_slots: registry.add(consumer::DSP_SLOTS)?,
             dsp_slots_max: registry.add(consumer::DSP_SLOTS_LIMIT)?,
             producer_drains: registry.add(consumer::PRODUCER_DRAINS)?,

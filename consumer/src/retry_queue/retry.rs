@@ -78,14 +78,9 @@ impl Retrier {
         let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
         let mut attempts = FuturesUnordered::new();
         let mut in_progress = BTreeSet::new();
-        let mut reported = BTreeSet::new();
         loop {
             let now = Instant::now();
             let mut pending: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
-            if reported != pending {
-                self.retry_queue.metrics.set_failing(&pending);
-                reported.clone_from(&pending);
-            }
             pending.extend(self.retry_queue.dsps());
             next.retain(|dsp_id, _| pending.contains(dsp_id));
             let is_idle = pending.is_empty() && attempts.is_empty();

@@ -112,18 +112,17 @@ impl StoreCaller {
             }
             let why = format!("no response for {hang_timeout:?}; probably only a restart helps");
             tracing::error!(why, "store is not responding, still waiting");
-            self.health.set_store_needs_restart(why);
+            self.health.set_store_down(why, true);
         }
         call.await
     }
 
     fn report_down(&mut self, why: String) {
-        self.metrics.store_up.set(0);
         if self.reasons.len() < REASONS_MAX && !self.reasons.contains(&why) {
             tracing::warn!(why, "store unavailable, retrying");
             self.reasons.push(why.clone());
         }
-        self.health.set_store_down(why);
+        self.health.set_store_down(why, false);
     }
 
     /// Records the result of an attempt.
@@ -138,7 +137,6 @@ impl StoreCaller {
             }
             self.reasons.clear();
             self.health.set_store_up();
-            self.metrics.store_up.set(1);
             return Ok(());
         };
         self.metrics.store_errors.inc();
@@ -146,7 +144,7 @@ impl StoreCaller {
         match error {
             StoreError::Unavailable(_) => Ok(()),
             StoreError::Broken(why) => {
-                self.health.set_store_needs_restart(why.clone());
+                self.health.set_store_down(why.clone(), true);
                 Err(Failure::Broken(why.clone()))
             }
         }

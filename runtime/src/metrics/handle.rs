@@ -17,32 +17,32 @@ pub trait Handle: Collector + Clone + 'static {
 
 impl Handle for IntCounter {
     fn of(def: MetricDef) -> Result<Self> {
-        Self::with_opts(single(def, Kind::Counter)?)
+        Self::with_opts(opts(def, Kind::Counter, false)?)
     }
 }
 
 impl Handle for IntCounterVec {
     fn of(def: MetricDef) -> Result<Self> {
-        Self::new(labelled(def, Kind::Counter)?, def.labels)
+        Self::new(opts(def, Kind::Counter, true)?, def.labels)
     }
 }
 
 impl Handle for IntGauge {
     fn of(def: MetricDef) -> Result<Self> {
-        Self::with_opts(single(def, Kind::Gauge)?)
+        Self::with_opts(opts(def, Kind::Gauge, false)?)
     }
 }
 
 impl Handle for IntGaugeVec {
     fn of(def: MetricDef) -> Result<Self> {
-        Self::new(labelled(def, Kind::Gauge)?, def.labels)
+        Self::new(opts(def, Kind::Gauge, true)?, def.labels)
     }
 }
 
 impl Handle for Histogram {
     fn of(def: MetricDef) -> Result<Self> {
         let buckets = bounds(def)?.to_vec();
-        let common_opts = single(def, def.kind)?;
+        let common_opts = opts(def, def.kind, false)?;
         Self::with_opts(HistogramOpts {
             common_opts,
             buckets,
@@ -50,16 +50,8 @@ impl Handle for Histogram {
     }
 }
 
-fn single(def: MetricDef, kind: Kind) -> Result<Opts> {
-    opts(def, def.kind == kind && def.labels.is_empty())
-}
-
-fn labelled(def: MetricDef, kind: Kind) -> Result<Opts> {
-    opts(def, def.kind == kind && !def.labels.is_empty())
-}
-
-fn opts(def: MetricDef, fits: bool) -> Result<Opts> {
-    if fits {
+fn opts(def: MetricDef, kind: Kind, has_labels: bool) -> Result<Opts> {
+    if def.kind == kind && def.labels.is_empty() != has_labels {
         return Ok(Opts::new(def.name, def.help));
     }
     Err(mismatch(def))

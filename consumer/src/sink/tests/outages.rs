@@ -23,7 +23,7 @@ async fn failed_batch_is_repeated_and_all_cookies_are_stored_at_the_end() {
     assert_eq!(batches.last().unwrap().1[0].sequence, 6);
     assert_eq!(sink.metrics.sink.store_errors.get(), 5);
     assert_eq!(settled(&sink.metrics).written, 6);
-    assert_eq!(sink.metrics.sink.store_up.get(), 1);
+    assert_eq!(sink.health.store_down(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,7 +44,7 @@ async fn store_that_does_not_respond_is_reported_after_a_timeout() {
     assert_eq!(why.as_deref(), Some("no response for 5s"));
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    assert_eq!(sink.metrics.sink.store_up.get(), 1);
+    assert_eq!(sink.health.store_down(), None);
     assert_eq!(sink.metrics.sink.store_errors.get(), 0);
 }
 

@@ -61,9 +61,15 @@ pub(super) const GROUPS: &[Group] = &[
         "consumer/src/metrics/retry_queue.rs",
         "",
     ),
+    group(
+        "Retry queue and failing DSPs",
+        "consumer/src/metrics/health.rs",
+        "consumer_dsp_failing",
+    ),
     group("Streams", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
+    group("Store", "consumer/src/metrics/health.rs", ""),
     group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
     group(
         "Requests",
