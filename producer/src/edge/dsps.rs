@@ -3,7 +3,7 @@
 //! # Metric series
 //!
 //! Requests may contain any of four billion DSP ids, so the number of series is bounded. If contracts list DSPs, each of
-//! them has a series; all others are counted as `other`. Without a list, the first [`UNLISTED_SERIES_MAX`] DSPs get a
+//! them has a series; all others are counted as `other`. Without a list, the first `UNLISTED_SERIES_MAX` DSPs get a
 //! series; all others are counted as `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id
 //! are counted as `none`.
 //!
