@@ -47,7 +47,7 @@ pub const LISTED_MAX: usize = CONTRACTS_MAX;
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
 
-/// Maximum number of series after a reload of the list. Each takes 256 bytes per shard.
+/// Maximum number of series after a reload of the list. Each takes 8 bytes per outcome and shard, rounded up to 128.
 const SERIES_MAX: usize = 3 * LISTED_MAX;
 
 /// Maximum number of shards of a series. With more threads, some threads share a shard.
@@ -196,19 +196,17 @@ type Outcomes = [u64; OUTCOMES];
 struct Series(Box<[Shard]>);
 
 /// Counters of some threads, on separate cache lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Shard([AtomicU64; OUTCOMES]);
-
-// Four cache lines, which have room for 32 outcomes.
-const _: () = assert!(size_of::<Shard>() == 256);
 
 impl Default for Series {
     fn default() -> Self {
         // Twice the number of concurrent threads, so that two of them rarely share a shard.
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let shards = (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard::default());
-        Self(shards.collect())
+        let shards = 0..SHARDS_MAX.min(2 * threads);
+        let zeros = || Shard(array::from_fn(|_| AtomicU64::new(0)));
+        Self(shards.map(|_| zeros()).collect())
     }
 }
 
