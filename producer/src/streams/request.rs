@@ -9,7 +9,7 @@ use prost::{
     encoding::{DecodeContext, decode_key, skip_field},
 };
 use proto::{
-    ids::{self, InvalidId},
+    ids,
     limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
 };
 use tokio::time::timeout;
@@ -100,13 +100,9 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
 
 /// Validates the name of a subscriber, the value of the request field `field`.
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
-    ids::check_name(name).map_err(|illegal| {
-        Status::invalid_argument(match illegal {
-            InvalidId::Empty => format!("{field} is empty"),
-            InvalidId::TooLong => {
-                format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes")
-            }
-            InvalidId::Character => format!("{field} contains a control character"),
-        })
+    ids::check_name(name).map_err(|_| {
+        Status::invalid_argument(format!(
+            "{field} must have 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes and no control characters"
+        ))
     })
 }
