@@ -246,7 +246,7 @@ pub struct MaintenanceArgs {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
-    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
+    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL index on `t`
     ///
     /// If several consumers share a server, the setting of the maintenance owner applies.
     #[arg(

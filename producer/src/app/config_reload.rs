@@ -1,4 +1,4 @@
-//! Applies reloadable settings. The only place where they take effect.
+//! Applies reloadable settings. Only this module makes them take effect.
 
 use runtime::listen::Limits;
 use tokio::sync::watch;

@@ -139,7 +139,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Seal a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU, lower values reduce latency
+    /// Seal a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 

@@ -230,7 +230,7 @@ impl Saver {
         *since(&mut self.progress()) = None;
         let took = started.elapsed();
         if took > HANG_TIMEOUT && self.is_writable() {
-            tracing::info!(?took, "state written again; accepting calls");
+            tracing::info!(?took, "state is writable again; accepting calls");
         }
         Ok(())
     }

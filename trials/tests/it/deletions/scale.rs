@@ -1,5 +1,5 @@
-//! Deletions of one user among many, with a producer whose clock is behind, while one node is frozen: once for each
-//! store.
+//! Deletions of one user among many, with a producer whose clock is behind, while one node is frozen. Each kind of
+//! store is frozen once.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Cookies for tests, and the store contents that they lead to.
+//! Cookies for tests, and the resulting store contents.
 
 use std::collections::BTreeMap;
 

@@ -158,7 +158,7 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     ensure!(samples.count("limiter_problems_total", &problem) > QUOTA);
 
     drop(frozen);
-    wait_logged(&limiter.process, "state written again").await?;
+    wait_logged(&limiter.process, "state is writable again").await?;
     limiter.process.wait_ready(&limiter.admin, TIMEOUT).await?;
     granted += granted_of(QUOTA, 429).await?;
     // Calls that timed out before the hang was detected may count.

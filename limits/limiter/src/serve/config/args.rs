@@ -107,7 +107,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limits: String,
 
-    /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, which overrides the one in the file
+    /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, and overrides a limit of the same name in the file
     ///
     /// Read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
     #[arg(
