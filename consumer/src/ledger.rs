@@ -196,7 +196,7 @@ impl LedgerCounts {
     /// Left side of the equation minus its right side. Always 0 unless this program has a bug.
     pub fn imbalance(&self) -> i64 {
         let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
-        let accounted: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
+        let accounted: u64 = LEDGER.terms.iter().map(|term| self.of(term.count)).sum();
         inputs.cast_signed().wrapping_sub(accounted.cast_signed())
     }
 
@@ -336,7 +336,7 @@ mod tests {
         let registered: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
         assert_eq!(registered, names);
         let inputs = LEDGER.inputs.iter().map(|metric| metric.name);
-        let terms = LEDGER.terms().map(|term| term.count.name);
+        let terms = LEDGER.terms.iter().map(|term| term.count.name);
         assert_eq!(inputs.chain(terms).collect::<BTreeSet<_>>(), names);
         assert!(ledger.register(&registry).is_err());
     }

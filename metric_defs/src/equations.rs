@@ -1,4 +1,5 @@
-//! Balance equations that hold in every single scrape: inputs = outcomes + pending.
+//! Balance equations that hold in every single scrape: the cookies that entered are the
+//! sum of those with each outcome, and of those without one yet.
 //!
 //! ```
 //! use metric_defs::{MetricDef, equations::LEDGER};
@@ -11,7 +12,8 @@
 //! };
 //! let inputs: u64 = LEDGER.inputs.iter().map(value).sum();
 //! let sum: u64 = LEDGER
-//!     .terms()
+//!     .terms
+//!     .iter()
 //!     .map(|term| value(&term.count) - term.minus.as_ref().map_or(0, value))
 //!     .sum();
 //! assert_eq!(inputs, sum);
@@ -19,15 +21,13 @@
 
 use crate::{MetricDef, consumer, producer};
 
-/// A balance: the sum of `inputs` equals the sum of `outcomes` and `pending`.
+/// A balance: the sum of `inputs` equals the sum of `terms`.
 #[derive(Debug)]
 pub struct Equation {
     /// All cookies that entered.
     pub inputs: &'static [MetricDef],
-    /// Cookies with a final outcome; each has exactly one.
-    pub outcomes: &'static [Term],
-    /// Cookies without an outcome yet.
-    pub pending: &'static [Term],
+    /// Cookies by outcome; then those without an outcome yet.
+    pub terms: &'static [Term],
 }
 
 /// A count minus its corrections; never negative.
@@ -37,13 +37,6 @@ pub struct Term {
     pub count: MetricDef,
     /// The corrections to subtract.
     pub minus: Option<MetricDef>,
-}
-
-impl Equation {
-    /// The right side: outcomes, then pending.
-    pub fn terms(&self) -> impl Iterator<Item = &'static Term> {
-        self.outcomes.iter().chain(self.pending)
-    }
 }
 
 impl Term {
@@ -62,7 +55,7 @@ impl Term {
 /// The cookies of a consumer.
 pub const LEDGER: Equation = Equation {
     inputs: &[consumer::RECEIVED, consumer::RETRY_QUEUE_RECOVERED],
-    outcomes: &[
+    terms: &[
         Term::of(consumer::WRITTEN),
         Term::of(consumer::SUPERSEDED),
         Term::of(consumer::SUPPRESSED),
@@ -71,8 +64,6 @@ pub const LEDGER: Equation = Equation {
         Term::of(consumer::DELETED_ON_ARRIVAL),
         Term::of(consumer::FAILED),
         Term::of(consumer::DRAIN_SKIPPED),
-    ],
-    pending: &[
         Term::of(consumer::WAITING),
         Term::of(consumer::RETRY_QUEUE_COOKIES),
     ],
@@ -81,8 +72,7 @@ pub const LEDGER: Equation = Equation {
 /// The cookies of one subscriber of a producer: series with the same labels.
 pub const ACCOUNT: Equation = Equation {
     inputs: &[producer::SUBSCRIBER_APPENDED],
-    outcomes: &[DELIVERED, LOST],
-    pending: &[Term::of(producer::QUEUED)],
+    terms: &[DELIVERED, LOST, Term::of(producer::QUEUED)],
 };
 
 /// Cookies that a subscriber has received.
@@ -94,13 +84,11 @@ pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).minus(producer::RECOV
 /// The cookies of one DSP limit of a producer: series with the same labels.
 pub const SHAPING: Equation = Equation {
     inputs: &[producer::SHAPING_ACCEPTED],
-    outcomes: &[
+    terms: &[
         Term::of(producer::SHAPING_RELEASED),
         Term::of(producer::SHAPING_SUPERSEDED),
         Term::of(producer::SHAPING_DROPPED),
         Term::of(producer::SHAPING_SPOOLED),
-    ],
-    pending: &[
         Term::of(producer::SHAPING_QUEUED),
         Term::of(producer::SHAPING_DEAD),
         Term::of(producer::SHAPING_PARKED),

@@ -51,10 +51,6 @@ pub const APPENDED: MetricDef = MetricDef::counter(
     "producer_cookies_appended_total",
     "Cookies appended to the log: all accepted cookies except those queued or dropped by a limit.",
 );
-pub const LOG_SEALED_BYTES: MetricDef = MetricDef::counter(
-    "producer_log_sealed_bytes_total",
-    "Bytes of sealed chunks, each chunk counted once.",
-);
 pub const LOG_BYTES: MetricDef =
     MetricDef::gauge("producer_log_bytes", "Size of the log in bytes.");
 pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
@@ -300,10 +296,6 @@ pub const SHARING_STATE: MetricDef = MetricDef::gauge(
     "State of this producer's shares: 1 for the current state, 0 for the others.",
 )
 .by(LEASE_STATE);
-pub const SHARING_MISSED: MetricDef = MetricDef::counter(
-    "producer_limits_lease_missed_total",
-    "Requests to the server of shared limits that timed out.",
-);
 pub const API_REQUESTS: MetricDef = MetricDef::counter(
     "producer_api_requests_total",
     "Requests to the API, by status code of the response.",

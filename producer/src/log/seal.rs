@@ -45,8 +45,6 @@ pub(super) struct Open {
 /// Counters of sealed chunks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SealCounts {
-    /// Bytes of all chunks, as sent to a subscriber.
-    pub bytes: u64,
     /// Chunks sealed because they were full.
     pub by_size: u64,
     /// Chunks sealed because of their age.
@@ -152,7 +150,6 @@ impl Open {
             let allocated = full.capacity();
             (Bytes::from(full).slice(at..), allocated)
         };
-        self.sealed.bytes += wire.len() as u64;
         self.first_sequence += u64::from(self.count);
         self.count = 0;
         Some(Chunk::new(header, self.opened, wire, allocated))

@@ -11,7 +11,6 @@ type Row = (MetricDef, fn(&Stats) -> u64);
 const ROWS: &[Row] = &[
     (producer::APPENDED, |stats| stats.appended),
     (producer::LAST_DELETION, |stats| stats.last_deletion),
-    (producer::LOG_SEALED_BYTES, |stats| stats.sealed.bytes),
     (producer::LOG_BYTES, |stats| stats.bytes as u64),
     (producer::LOG_LIMIT_BYTES, |stats| stats.bytes_max as u64),
     (producer::LOG_CHUNKS, |stats| stats.chunks as u64),

@@ -2,9 +2,9 @@
 
 use metric_defs::producer::{
     SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_RELEASED,
-    SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
+    SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
-use runtime::metrics::{Family, Registry, as_f64, family, histograms, value};
+use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
 use super::{
     Shaping,
@@ -69,7 +69,6 @@ fn families(shaping: Option<&Shaping>) -> Vec<Family> {
         family(SHARING_SHARE, share),
         family(SHARING_SUM, sum),
         family(SHARING_STATE, states),
-        value(SHARING_MISSED, sharing.as_ref().map(|it| as_f64(it.missed))),
         family(SHAPING_RELEASED, released),
         family(SHAPING_DROPPED, dropped),
         family(SHAPING_EXCEEDED, exceeded),

@@ -58,8 +58,6 @@ pub(crate) struct SharingStatus {
     server: String,
     /// State of this producer's shares.
     pub(crate) state: ShareState,
-    /// Requests without a reply of the server in time.
-    pub(crate) missed: u64,
     /// Error of the last request, if it failed.
     error: Option<String>,
     /// Number of members, and whether the server is still discovering members.
@@ -128,12 +126,10 @@ impl Shaping {
             let sum = plan.granted(limit).map_or(0, |it| it.total);
             (limit.clone(), ratio(plan.share(limit, now)), ratio(sum))
         });
-        let health = lease.health();
         Some(SharingStatus {
             server: lease.config().server.to_string(),
             state: plan.state(now),
-            missed: health.failures,
-            error: health.error,
+            error: lease.health().error,
             group: plan.group(),
             shares: shares.collect(),
         })

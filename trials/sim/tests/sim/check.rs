@@ -29,7 +29,6 @@ use launcher::{
     ledger,
     scrape::{Samples, names},
 };
-use metric_defs::equations;
 use prometheus::TextEncoder;
 
 use self::deletions::DeletionIndex;
@@ -147,8 +146,12 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
     for producer in &world.producers {
         let samples = samples(producer)?;
         let appended = samples.count(names::APPENDED, &[]);
-        let pending = equations::SHAPING.pending.iter();
-        let waiting: u64 = pending.map(|term| samples.count(term.count, &[])).sum();
+        let pending = [
+            names::SHAPING_QUEUED,
+            names::SHAPING_DEAD,
+            names::SHAPING_PARKED,
+        ];
+        let waiting: u64 = pending.map(|it| samples.count(it, &[])).iter().sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
         let deletion = samples.count(names::LAST_DELETION, &[]);
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
