@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand, value_parser};
 
 /// Build and start a producer and a consumer, send one sync request, show its lookup, and run until Ctrl-C
@@ -67,7 +67,7 @@ pub(crate) struct RevalidateArgs {
 }
 
 /// Addresses and directory of the processes.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct SetupArgs {
     /// Address of the producer for sync requests.
     #[arg(long, default_value = "127.0.0.1:8080")]
@@ -87,29 +87,18 @@ pub(crate) struct SetupArgs {
 }
 
 impl SetupArgs {
-    fn addresses(&self) -> [(SocketAddr, &'static str, &'static str); 4] {
-        [
-            (self.http, "--http", "sync requests"),
-            (self.grpc, "--grpc", "gRPC streams"),
-            (
-                self.producer_admin,
-                "--producer-admin",
-                "the producer's admin port",
-            ),
-            (
-                self.consumer_admin,
-                "--consumer-admin",
-                "the consumer's admin port",
-            ),
-        ]
-    }
-
     /// Checks that all ports are free.
     ///
     /// # Errors
     /// Lists all ports in use, each with the flag to change it.
     pub(crate) fn check_ports(&self) -> Result<()> {
-        let addresses = self.addresses();
+        let (producer, consumer) = (self.producer_admin, self.consumer_admin);
+        let addresses = [
+            (self.http, "--http", "sync requests"),
+            (self.grpc, "--grpc", "gRPC streams"),
+            (producer, "--producer-admin", "the producer's admin port"),
+            (consumer, "--consumer-admin", "the consumer's admin port"),
+        ];
         let mut problems = Vec::new();
         for (index, (address, flag, what)) in addresses.iter().enumerate() {
             let duplicate = addresses[..index].iter().find(|other| other.0 == *address);
@@ -128,11 +117,9 @@ impl SetupArgs {
                 )),
             }
         }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            bail!("no process was started:\n  {}", problems.join("\n  "))
-        }
+        let problems = problems.join("\n  ");
+        ensure!(problems.is_empty(), "no process was started:\n  {problems}");
+        Ok(())
     }
 }
 

@@ -1,14 +1,14 @@
 //! `cargo demo contracts`: requests under the contract of a DSP, their answers, and which of them are stored.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
-use launcher::{admin, http::HttpClient, scrape::names};
+use launcher::{admin, http::HttpClient, programs::flags, scrape::names};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{SetupArgs, reachable},
-    running::{Running, Setup, flags},
+    args::SetupArgs,
+    running::{self, Running},
     show::poll,
 };
 
@@ -39,25 +39,23 @@ const REQUESTS: [(&str, &str, &str); 4] = [
 /// # Errors
 /// If a port is in use, the build fails, a process fails, or a response is not as expected.
 pub(crate) async fn run(args: &SetupArgs, stop: &CancellationToken) -> Result<()> {
-    let Some(setup) = Setup::prepare(args, false, stop).await? else {
-        return Ok(());
+    let flags = |dir: &Path| {
+        let file = dir.join("contracts.toml");
+        fs::write(&file, CONTRACTS)
+            .with_context(|| format!("failed to write {}", file.display()))?;
+        let mut flags = flags([("--contracts", file.display().to_string())]);
+        flags.push("--opt-out".to_owned());
+        Ok(flags)
     };
-    let file = setup.dir.join("contracts.toml");
-    fs::write(&file, CONTRACTS).with_context(|| format!("failed to write {}", file.display()))?;
-    let mut flags = flags([("--contracts", file.display().to_string())]);
-    flags.push("--opt-out".to_owned());
-    let mut running = Running::start(args, &setup, flags)?;
-    let result = tokio::select! {
-        result = show(&mut running, args, &setup) => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    result?;
-    running.stop().await
+    match running::run(args, false, stop, flags, show).await? {
+        Some(running) => running.stop().await,
+        None => Ok(()),
+    }
 }
 
-async fn show(running: &mut Running, args: &SetupArgs, setup: &Setup) -> Result<()> {
-    running.wait_ready(args, setup).await?;
-    let edge = reachable(args.http).to_string();
+async fn show(running: &mut Running) -> Result<()> {
+    running.wait_ready().await?;
+    let edge = running.edge();
     for (what, query, cookies) in REQUESTS {
         let mut connection = HttpClient::connect(&edge).await?;
         let path = format!("/?{query}");

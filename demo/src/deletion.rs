@@ -1,13 +1,19 @@
 //! `cargo demo deletion`: three syncs of a user, the deletion of that user, and its receipt.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
-use launcher::{admin, http::Response, programs::free_address};
+use launcher::{
+    admin,
+    http::Response,
+    programs::{flags, free_address},
+};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{SetupArgs, reachable},
-    running::{Running, Setup, flags},
+    args::SetupArgs,
+    running::{self, Running},
     show::poll,
 };
 
@@ -19,22 +25,18 @@ const DSP_IDS: [u32; 3] = [17, 42, 99];
 /// # Errors
 /// If a port is in use, the build fails, a process fails, or a response is not as expected.
 pub(crate) async fn run(args: &SetupArgs, stop: &CancellationToken) -> Result<()> {
-    let Some(setup) = Setup::prepare(args, false, stop).await? else {
-        return Ok(());
-    };
     let api = free_address()?.to_string();
-    let mut running = Running::start(args, &setup, flags([("--api", api.clone())]))?;
-    let result = tokio::select! {
-        result = show(&mut running, args, &setup, &api) => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    result?;
-    running.stop().await
+    let flags = |_: &Path| Ok(flags([("--api", api.clone())]));
+    let show = async |running: &mut Running| show(running, &api).await;
+    match running::run(args, false, stop, flags, show).await? {
+        Some(running) => running.stop().await,
+        None => Ok(()),
+    }
 }
 
-async fn show(running: &mut Running, args: &SetupArgs, setup: &Setup, api: &str) -> Result<()> {
-    running.wait_ready(args, setup).await?;
-    let edge = reachable(args.http).to_string();
+async fn show(running: &mut Running, api: &str) -> Result<()> {
+    running.wait_ready().await?;
+    let edge = running.edge();
     for dsp_id in DSP_IDS {
         let buyer_uid = format!("buyer-{dsp_id}");
         let status = admin::sync(&edge, "alice", dsp_id, &buyer_uid)

@@ -12,14 +12,15 @@ use anyhow::{Context as _, Result, bail};
 use launcher::{
     admin, ledger,
     numbers::{grouped, per_second, rate},
+    programs::flags,
     scrape::{Samples, names},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{LimitsArgs, SetupArgs, reachable},
-    running::{Running, Setup, flags},
+    args::LimitsArgs,
+    running::{self, Running},
 };
 
 /// The DSP of the load.
@@ -38,23 +39,26 @@ const USERS_PER_REQUEST: u64 = 10;
 /// # Errors
 /// If a port is in use, the build or a process fails, or the ledger does not balance.
 pub(crate) async fn run(args: &LimitsArgs, stop: &CancellationToken) -> Result<()> {
-    let Some(setup) = Setup::prepare(&args.setup, true, stop).await? else {
+    let limit_in = |dir: &Path| DemoLimit::new(dir, args.seconds);
+    let flags = |dir: &Path| {
+        let limit = limit_in(dir);
+        limit.write(RATES[0]).map(|()| limit.flags())
+    };
+    let show = async |running: &mut Running| {
+        let limit = limit_in(&running.dir);
+        show(running, &limit).await
+    };
+    let running = running::run(&args.setup, true, stop, flags, show).await?;
+    let Some(mut running) = running else {
         return Ok(());
     };
-    let limit = DemoLimit::new(&setup.dir, args.seconds);
-    limit.write(RATES[0])?;
-    let mut running = Running::start(&args.setup, &setup, limit.flags())?;
-    let result = tokio::select! {
-        result = show(&mut running, &limit, &args.setup, &setup) => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    result?;
     if running.stop_load().await {
         print_ledger(&running).await?;
     }
+    let spool = limit_in(&running.dir).spool;
     running.stop().await?;
-    if limit.spool.exists() {
-        let spool = limit.spool.display();
+    if spool.exists() {
+        let spool = spool.display();
         println!("saved queued cookies in {spool} for the next start");
     }
     Ok(())
@@ -113,13 +117,8 @@ impl DemoLimit {
 }
 
 /// Sends the load, changes the limit after half of it, and prints one line per second until the maximum wait after its end.
-async fn show(
-    running: &mut Running,
-    limit: &DemoLimit,
-    args: &SetupArgs,
-    setup: &Setup,
-) -> Result<()> {
-    running.wait_ready(args, setup).await?;
+async fn show(running: &mut Running, limit: &DemoLimit) -> Result<()> {
+    running.wait_ready().await?;
     let ([first, second], load_time) = (RATES, limit.load_time);
     println!(
         "DSP {DSP_ID} has a limit of {first} cookies per second, in {}\n\
@@ -128,7 +127,7 @@ async fn show(
          cookies over the limit are queued for up to {:?}; after {:?} they become dead letters\n\
          the limit changes to {second} per second after half of the time\n",
         limit.file.display(),
-        reachable(args.producer_admin),
+        running.producer_admin,
         limit.max_wait,
         limit.max_age
     );
@@ -140,7 +139,7 @@ async fn show(
         ("--users", users.to_string()),
         ("--repeat-changed", "1".to_owned()),
     ];
-    running.start_load(args, setup, load)?;
+    running.start_load(load)?;
     let began = Instant::now();
     let (mut is_changed, mut end, mut last) = (false, None, None::<Sample>);
     let mut ticks = interval(Duration::from_secs(1));

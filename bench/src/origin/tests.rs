@@ -8,7 +8,6 @@ use launcher::{
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use super::*;
-use crate::report::samples;
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -282,7 +281,12 @@ async fn report_by_second_counts_parallel_requests() {
     }
     let report = origin.finish().await;
     let rows = &report.tables[0].rows;
-    assert_eq!(samples(rows, "503").sum::<f64>(), 3.0);
-    let parallel = samples(rows, "parallel, max").fold(0.0, f64::max);
+    let values = |name: &'static str| {
+        let measurements = rows.iter().flat_map(|row| &row.measurements);
+        let named = measurements.filter(move |it| it.name == name);
+        named.filter_map(|it| it.value)
+    };
+    assert_eq!(values("503").sum::<f64>(), 3.0);
+    let parallel = values("parallel, max").fold(0.0, f64::max);
     assert!((1.0..=3.0).contains(&parallel), "{parallel}");
 }

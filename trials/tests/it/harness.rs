@@ -9,7 +9,7 @@ use std::{
     collections::BTreeSet,
     fs,
     future::Future,
-    path::Path,
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     sync::OnceLock,
     time::Duration,
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub(crate) use bench::producer::Addresses;
 use bench::{
     cpu,
-    programs::{Process, Programs},
+    programs::{Process, Programs, find},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -41,14 +41,22 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Deadline for [`reserve_machine`]: all earlier tests may reserve the machine first.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
-/// The programs under test, found or built once per test process.
-pub(crate) async fn programs() -> Result<&'static Programs> {
-    static PROGRAMS: OnceLock<Result<Programs>> = OnceLock::new();
+/// The programs under test and `bench`, found or built once per test process.
+async fn programs_with_bench() -> Result<&'static (Programs, PathBuf)> {
+    static PROGRAMS: OnceLock<Result<(Programs, PathBuf)>> = OnceLock::new();
     tokio::task::spawn_blocking(|| {
-        let found = PROGRAMS.get_or_init(Programs::find_with_bench);
+        let found = PROGRAMS.get_or_init(|| {
+            let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
+            Ok((Programs { producer, consumer }, bench))
+        });
         found.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     })
     .await?
+}
+
+/// The programs under test.
+pub(crate) async fn programs() -> Result<&'static Programs> {
+    programs_with_bench().await.map(|(programs, _)| programs)
 }
 
 /// The `trials` program, which cargo builds with this package.
@@ -56,8 +64,7 @@ pub(crate) const TRIALS: &str = env!("CARGO_BIN_EXE_trials");
 
 /// The `bench` program.
 pub(crate) async fn bench() -> Result<&'static Path> {
-    let bench = programs().await?.bench.as_deref();
-    bench.context("bench was not built")
+    programs_with_bench().await.map(|(_, bench)| &**bench)
 }
 
 /// The directory of the programs, the value of [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
