@@ -24,13 +24,13 @@ pub use self::{
 };
 use self::{
     netns::{Namespace, Network},
-    node::{DRAIN_TIMEOUT, NodeSetup, flags},
+    node::DRAIN_TIMEOUT,
 };
 use crate::{
     admin,
     observe::{Role, Target},
     producer::{Addresses, Launch, Producer},
-    programs::{Process, Programs, free_address},
+    programs::{Process, Programs, flags, free_address},
     scrape::names,
 };
 
@@ -91,17 +91,10 @@ impl Cluster {
         }
         let mut nodes = Vec::new();
         for (number, backend) in (1..).zip(backends) {
-            let setup = NodeSetup {
-                args,
-                number,
-                producers: &producers,
-                programs: &programs,
-                dir: dir.path(),
-                network: network
-                    .as_ref()
-                    .and_then(|network| network.nodes().get(number - 1)),
-            };
-            nodes.push(Node::start(&setup, backend)?);
+            let network = network.as_ref().map(|network| &network.nodes()[number - 1]);
+            let (dir, programs) = (dir.path(), &programs);
+            let node = Node::start(args, number, &producers, programs, dir, network, backend);
+            nodes.push(node?);
         }
         Ok(Self {
             producers,
@@ -277,8 +270,8 @@ fn start_producer(
         addresses.grpc = grpc.to_string();
     }
     let mut flags = flags([
-        ("--id", &name),
-        ("--state", &state.display().to_string()),
+        ("--id", &*name),
+        ("--state", &*state.display().to_string()),
         ("--drain-timeout", DRAIN_TIMEOUT),
     ]);
     flags.extend(args.producer_arg.iter().cloned());

@@ -7,10 +7,10 @@
 mod cluster_run;
 mod drive;
 mod measure;
-mod outcome;
 mod report;
 mod step;
 mod verdict;
+mod verification;
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},
@@ -19,23 +19,22 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::measure::StepObservations;
 pub use self::{
     cluster_run::{
         ClusterRun, EarlyEnd, Injector, InjectorAction, LoadRun, NodeLossPredicate, Settlement,
-        Verification,
     },
     drive::{DriveArgs, LoadResult},
-    outcome::E2eOutcome,
-    step::{NodeCounts, ProcessUse, Quantiles, Step},
+    verification::Verification,
 };
+use self::{measure::StepObservations, step::Step};
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
     load::Plan,
-    report::{ReportArgs, grouped, write_report},
+    observe::plots,
+    report::{Report, ReportArgs, grouped},
+    scrape::names,
     values::{parse_rate, parse_time},
     verify::Source,
 };
@@ -76,13 +75,12 @@ pub struct E2eArgs {
     pub report: ReportArgs,
 }
 
-/// Runs all steps, or stops early on `stop`; writes the report.
+/// Runs all steps, or stops early on `stop`.
 ///
 /// # Errors
-/// The cluster cannot be started, or the report cannot be written. Errors in between are failures of the outcome.
-pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<E2eOutcome> {
+/// The cluster cannot be started. Later errors are failures of the report.
+pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Report> {
     args.cluster.check()?;
-    let dir = args.report.prepare("e2e")?;
     let mut run = ClusterRun::start(&args.cluster, stop).await?;
     let seed = args
         .drive
@@ -99,11 +97,14 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<E2eOutcome>
         remaining: 0,
     };
     ladder.climb(&mut run, stop).await;
-    let mut outcome = ladder.finish(&mut run, stop).await;
+    let mut report = ladder.finish(&mut run, stop).await;
     let (problems, observer) = run.remove().await;
-    outcome.failures.extend(problems);
-    write_report(dir, || report::report(&outcome, observer.observations()))?;
-    Ok(outcome)
+    report.failures.extend(problems);
+    let observations = observer.observations();
+    report.plots = observations
+        .first()
+        .map_or_else(Vec::new, |first| plots(observations, first.at));
+    Ok(report)
 }
 
 /// State of the run.
@@ -181,13 +182,13 @@ impl Ladder<'_> {
         };
         self.plan.first_connection += self.plan.connections.get() as u64;
         let mut load_run = run.drive(plan, stop, None).await;
-        self.sources.append(&mut load_run.result.sources);
+        self.sources.append(&mut load_run.sources);
         let settled = run.settle(stop, |_, now| now.backlog() == 0).await;
         self.remaining = settled.remaining;
         (load_run, settled)
     }
 
-    async fn finish(mut self, run: &mut ClusterRun, stop: &CancellationToken) -> E2eOutcome {
+    async fn finish(mut self, run: &mut ClusterRun, stop: &CancellationToken) -> Report {
         let interrupted = stop.is_cancelled();
         eprintln!("stopping");
         let mut failures = run.stop().await;
@@ -205,24 +206,22 @@ impl Ladder<'_> {
         };
         failures.extend(verification.failures());
         failures.extend(self.steps.iter().flat_map(failures_of));
-        let mut outcome = E2eOutcome {
-            consumers: self.args.cluster.consumers.get(),
-            producers: self.args.cluster.producers.get(),
-            store: self.args.cluster.store.name(),
-            expiry: self.args.cluster.expiry().map(str::to_owned),
-            seed: self.plan.traffic.seed(),
-            cores: self.cores,
-            seconds: Instant::now().duration_since(run.started).as_secs_f64(),
-            interrupted,
-            steps: self.steps,
-            verification,
-            findings: Vec::new(),
-            failures,
-        };
-        outcome.findings = verdict::findings(&outcome);
-        outcome.findings.append(&mut self.findings);
-        outcome.findings.extend(verdict::cost(&outcome));
-        outcome
+        let (cluster, steps) = (&self.args.cluster, &self.steps);
+        let consumers = cluster.consumers.get();
+        let mut report = report::report(cluster, steps, &verification);
+        report.seconds = run.started.elapsed().as_secs_f64();
+        report.failures = failures;
+        report.findings = verdict::findings(steps, consumers, self.cores);
+        report.findings.append(&mut self.findings);
+        report.findings.extend(verdict::cost(steps, consumers));
+        report.findings.extend(verification.lines());
+        report.findings.push(format!(
+            "duration {:.0} s{}; seed {}",
+            report.seconds,
+            if interrupted { ", interrupted" } else { "" },
+            self.plan.traffic.seed()
+        ));
+        report
     }
 }
 
@@ -233,24 +232,22 @@ fn failures_of(step: &Step) -> Vec<String> {
     for (count, problem) in [
         (lost, "were lost"),
         (failed, "could not be stored"),
-        (step.rejected, "were rejected by the edge"),
-        (step.unanswered, "received no response"),
+        (step.rejected(), "were rejected by the edge"),
+        (step.load.counts.unanswered, "received no response"),
     ] {
         if count > 0 {
             failures.push(format!("{}/s: {count} cookies {problem}", step.rate));
         }
     }
     if step.settled.remaining == 0 {
-        for node in step
-            .nodes
-            .iter()
-            .filter(|node| node.outcomes.received != step.accepted)
-        {
-            let (name, received) = (&node.name, node.outcomes.received);
-            failures.push(format!(
-                "{}/s: {name} received {received} of {} accepted cookies",
-                step.rate, step.accepted
-            ));
+        for (name, counts) in &step.nodes {
+            let (received, accepted) = (counts.of(names::RECEIVED), step.accepted());
+            if received != accepted {
+                failures.push(format!(
+                    "{}/s: {name} received {received} of {accepted} accepted cookies",
+                    step.rate
+                ));
+            }
         }
     }
     failures

@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     program::{print, warn_of_profile},
-    report::{Report, ReportDir, write_report},
+    report::{Report, write_report},
 };
 
 /// Measure cookiesync.
@@ -88,13 +88,6 @@ enum Command {
     Compare(compare::CompareArgs),
 }
 
-/// Prints a report and writes it to its directory; true if all checks passed.
-fn finish(json: bool, report: &Report, dir: Option<ReportDir>) -> Result<bool> {
-    print(json, report, Report::summary)?;
-    write_report(dir, || report.clone())?;
-    Ok(report.failures.is_empty())
-}
-
 /// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
 ///
 /// # Errors
@@ -106,36 +99,27 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     if !matches!(command, Command::Compare(_) | Command::Origin(_)) {
         warn_of_profile();
     }
-    match command {
-        Command::Load(args) => {
-            let dir = args.report.prepare("load")?;
-            let report = load::run(&args.plan()?, &stop).await?.report();
-            finish(args.report.json, &report, dir)
-        }
-        Command::Subscribe(args) if !args.fan_out.fan_out.is_empty() => {
-            let dir = args.report.prepare("fan-out")?;
-            let report = subscribe::run_fan_out(&args, &stop).await?;
-            finish(args.report.json, &report, dir)
-        }
-        Command::Subscribe(args) => {
-            let dir = args.report.prepare("subscribe")?;
+    let (scenario, options) = match &command {
+        Command::Load(args) => ("load", &args.report),
+        Command::Subscribe(args) if args.fan_out.is_empty() => ("subscribe", &args.report),
+        Command::Subscribe(args) => ("fan-out", &args.report),
+        Command::E2e(args) => ("e2e", &args.report),
+        Command::Origin(args) => ("origin", &args.report),
+        Command::Compare(args) => ("compare", &args.report),
+    };
+    let dir = options.prepare(scenario)?;
+    let report = match &command {
+        Command::Load(args) => load::run(&args.plan()?, &stop).await?.report(),
+        Command::Subscribe(args) if args.fan_out.is_empty() => {
             let opened = || eprintln!("subscribed {} streams", args.streams);
-            let report = subscribe::run(&args, &stop, opened).await?.report();
-            finish(args.report.json, &report, dir)
+            subscribe::run(args, &stop, opened).await?.report()
         }
-        Command::E2e(args) => {
-            let outcome = e2e::run(&args, &stop).await?;
-            print(args.report.json, &outcome, e2e::E2eOutcome::summary)?;
-            Ok(outcome.failures.is_empty())
-        }
-        Command::Origin(args) => {
-            let dir = args.report.prepare("origin")?;
-            finish(args.report.json, &origin::run(&args, &stop).await?, dir)
-        }
-        Command::Compare(args) => {
-            let report = compare::run(&args)?;
-            let dir = args.report.prepare("compare")?;
-            finish(args.report.json, &report, dir)
-        }
-    }
+        Command::Subscribe(args) => subscribe::run_fan_out(args, &stop).await?,
+        Command::E2e(args) => e2e::run(args, &stop).await?,
+        Command::Origin(args) => origin::run(args, &stop).await?,
+        Command::Compare(args) => compare::run(args)?,
+    };
+    print(options.json, &report, Report::summary)?;
+    write_report(dir, &report)?;
+    Ok(report.failures.is_empty())
 }

@@ -5,7 +5,6 @@
 
 mod counts;
 mod observation;
-mod outcomes;
 mod plots;
 
 use std::time::Duration;
@@ -16,7 +15,6 @@ use tokio::time::{Instant, timeout};
 pub use self::{
     counts::ProcessCounts,
     observation::{Observation, ProcessSample, Role},
-    outcomes::CookieOutcomes,
     plots::plots,
 };
 use crate::{cpu, http::HttpClient, ledger, memory::Memory, scrape::Samples};

@@ -14,11 +14,11 @@ pub mod unit;
 
 pub use self::{
     data::Report,
-    dir::{ReportArgs, ReportDir, write_report},
+    dir::{ReportArgs, write_report},
     environment::Environment,
-    measurement::{Better, Measurement, Number, Row, Table, samples},
+    measurement::{Better, Measurement, Number, Row, Table},
     numbers::{Micros, Percentiles, micros_per, plural},
-    plot::{Plot, Series, to_series},
+    plot::{Plot, Series},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 

@@ -7,14 +7,12 @@
 mod args;
 mod fan_out;
 mod report;
-mod security;
 mod stream;
 mod streams;
 
 pub use self::{
-    args::{Call, FanOutArgs, SubscribeArgs},
+    args::{Call, SubscribeArgs},
     fan_out::run as run_fan_out,
-    security::SecurityArgs,
     stream::StreamCounts,
     streams::{SubscribeOutcome, run},
 };

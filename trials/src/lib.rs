@@ -44,7 +44,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Soak(args) => {
             let outcome = soak::run(&args, &stop).await?;
             print(args.report.json, &outcome, soak::SoakOutcome::summary)?;
-            Ok(outcome.has_passed())
+            Ok(outcome.failures.is_empty())
         }
         Command::Store(args) => {
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;

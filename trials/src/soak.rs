@@ -21,6 +21,7 @@ use bench::{
     memory,
     observe::{Observation, Role},
     report::{grouped, write_report},
+    scrape::names,
     tools::skip,
     verify::LostRequest,
 };
@@ -130,7 +131,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         (name, AllowedLosses::new(&log, observations, now))
     });
     let allowed: Vec<_> = allowed.collect();
-    let sources = std::mem::take(&mut load_run.result.sources);
+    let sources = std::mem::take(&mut load_run.sources);
     let verification = if settled.remaining > 0 && !is_clean {
         Verification::failed(format!(
             "{} cookies were never stored",
@@ -162,9 +163,8 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     });
     let (problems, observer) = run.remove().await;
     outcome.failures.extend(problems);
-    write_report(dir, || {
-        report::report(&outcome, observer.observations(), began)
-    })?;
+    let report = report::report(&outcome, observer.observations(), began);
+    write_report(dir, &report)?;
     Ok(outcome)
 }
 
@@ -209,18 +209,15 @@ async fn settle(run: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
 }
 
 fn is_idle(before: &Observation, now: &Observation) -> bool {
-    let lag: u64 = now
-        .of(Role::Producer)
-        .map(|observed| observed.run.lag)
-        .sum();
+    let mut lags = now.of(Role::Producer).map(|it| it.run.of(names::LAG));
     let settled = |at: &Observation| -> u64 {
         at.of(Role::Consumer)
-            .map(|observed| observed.run.outcomes.settled())
+            .map(|observed| observed.run.settled())
             .sum()
     };
     let is_empty = now.of(Role::Consumer).all(|observed| {
         let counts = &observed.run;
-        counts.buffer_bytes == 0 && counts.outcomes.received == counts.outcomes.settled()
+        counts.of(names::BUFFER_BYTES) == 0 && counts.of(names::RECEIVED) == counts.settled()
     });
-    lag == 0 && is_empty && settled(before) == settled(now)
+    lags.all(|lag| lag == 0) && is_empty && settled(before) == settled(now)
 }

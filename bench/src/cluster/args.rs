@@ -27,15 +27,6 @@ pub struct ClusterArgs {
     /// none, or the mongodb:// URL of an existing MongoDB for all of them.
     #[arg(long, default_value = "mongodb")]
     pub store: StoreChoice,
-    /// Start mongod without the settings recommended by docs/mongodb.md, except for its cache size.
-    #[arg(long)]
-    pub mongod_default: bool,
-    /// Additional argument of mongod; repeatable: --mongod-arg=--syncdelay --mongod-arg=60.
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub mongod_arg: Vec<String>,
-    /// Prefix of database names with a mongodb:// URL. A random suffix follows. The databases are dropped at the end.
-    #[arg(long, value_name = "PREFIX", default_value = "bench-e2e-")]
-    pub mongodb_prefix: String,
     /// Additional argument of every producer; repeatable: --producer-arg=--log-bytes=4GiB.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub producer_arg: Vec<String>,
@@ -57,9 +48,7 @@ impl ClusterArgs {
     /// An option would invalidate the verification or the report.
     pub fn check(&self) -> Result<()> {
         if flag_value(&self.consumer_arg, "--mongodb-prefix").is_some() {
-            bail!(
-                "--consumer-arg=--mongodb-prefix is reserved; use --mongodb-prefix with --store mongodb://…"
-            );
+            bail!("--consumer-arg=--mongodb-prefix is reserved");
         }
         if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
             bail!(

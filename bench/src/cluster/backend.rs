@@ -10,11 +10,7 @@ use anyhow::{Context, Result};
 use mongodb::Client;
 
 use super::args::{ClusterArgs, StoreChoice};
-use crate::{
-    memory,
-    mongod::Mongod,
-    programs::{Process, flag_value},
-};
+use crate::{memory, mongod::Mongod, programs::Process};
 
 /// Options of mongod recommended by docs/mongodb.md.
 const RECOMMENDED: [(&str, &str); 2] = [
@@ -24,6 +20,9 @@ const RECOMMENDED: [(&str, &str); 2] = [
         "eviction_dirty_target=75,eviction_dirty_trigger=90,eviction_updates_target=70,eviction_updates_trigger=85",
     ),
 ];
+
+/// Prefix of database names in an existing MongoDB. A random suffix follows.
+const DATABASE_PREFIX: &str = "bench-e2e-";
 
 /// Bounds of the cache of mongod in bytes: a practical minimum of WiredTiger, and the recommendation of docs/mongodb.md.
 const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
@@ -57,9 +56,11 @@ impl StoreBackend {
         Ok(match args.store.of_node(number) {
             StoreChoice::Mongodb => {
                 let cache = format!("{:.2}", cache_gibibytes(args.consumers.get()));
-                let mut flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
                 let host = host.map(|host| host.to_string());
-                flags.extend(host.iter().flat_map(|host| ["--bind_ip", host.as_str()]));
+                let host = host.iter().map(|host| ("--bind_ip", host.as_str()));
+                let flags = RECOMMENDED.into_iter().chain(host);
+                let flags = flags.chain([("--wiredTigerCacheSizeGB", cache.as_str())]);
+                let flags: Vec<_> = flags.flat_map(<[&str; 2]>::from).collect();
                 let dir = dir.join(format!("mongod-{number}"));
                 let started = Mongod::start_with(&dir, &flags).await;
                 Self::Mongod(Box::new(started?))
@@ -71,7 +72,7 @@ impl StoreBackend {
             StoreChoice::Existing(uri) => Self::Existing {
                 uri,
                 // Random, so that concurrent or killed runs use other databases.
-                prefix: format!("{}{:08x}-{number}-", args.mongodb_prefix, fastrand::u32(..)),
+                prefix: format!("{}{:08x}-{number}-", DATABASE_PREFIX, fastrand::u32(..)),
             },
         })
     }
@@ -127,39 +128,8 @@ async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Our options and those of the user. A user's option replaces ours, because mongod rejects repeated options.
-fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
-    let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
-    let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);
-    ours.filter(|(flag, _)| flag_value(args, flag).is_none())
-        .flat_map(<[&str; 2]>::from)
-        .chain(args.iter().map(String::as_str))
-        .collect()
-}
-
 /// Cache size of one mongod. All of them share a quarter of the memory; the rest is for the other processes and the page cache.
 fn cache_gibibytes(consumers: usize) -> f64 {
     let share = memory::of_machine() / 4 / consumers as u64;
     share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn option_of_the_user_replaces_ours() {
-        let flags = |is_default, args: &[&str]| {
-            let args: Vec<_> = args.iter().map(ToString::to_string).collect();
-            mongod_flags("1.00", is_default, &args).join(" ")
-        };
-        assert_eq!(flags(true, &[]), "--wiredTigerCacheSizeGB 1.00");
-        let all = flags(false, &["--syncdelay", "60"]);
-        assert_eq!(all.matches("--syncdelay").count(), 1);
-        assert!(all.ends_with("--syncdelay 60") && all.contains("--wiredTigerEngineConfigString"));
-        assert_eq!(
-            flags(true, &["--wiredTigerCacheSizeGB=2"]),
-            "--wiredTigerCacheSizeGB=2"
-        );
-    }
 }

@@ -128,23 +128,17 @@ impl Namespace {
             interface,
             address,
         } = self;
-        run("ip", &format!("netns add {name}"))?;
-        run(
-            "ip",
-            &format!("link add {interface} type veth peer name eth0 netns {name}"),
-        )?;
-        run(
-            "ip",
-            &format!("addr add {host} peer {address} dev {interface}"),
-        )?;
-        run("ip", &format!("link set {interface} up"))?;
-        let inside = format!("-n {name}");
-        run("ip", &format!("{inside} link set lo up"))?;
-        run(
-            "ip",
-            &format!("{inside} addr add {address} peer {host} dev eth0"),
-        )?;
-        run("ip", &format!("{inside} link set eth0 up"))?;
+        for command in [
+            format!("netns add {name}"),
+            format!("link add {interface} type veth peer name eth0 netns {name}"),
+            format!("addr add {host} peer {address} dev {interface}"),
+            format!("link set {interface} up"),
+            format!("-n {name} link set lo up"),
+            format!("-n {name} addr add {address} peer {host} dev eth0"),
+            format!("-n {name} link set eth0 up"),
+        ] {
+            run("ip", &command)?;
+        }
         self.nft(&format!("add table inet {TABLE}"))?;
         for hook in ["input", "output"] {
             let rule =

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{args::ClusterArgs, backend::StoreBackend, netns::Namespace};
 use crate::{
     producer::Producer,
-    programs::{Process, Programs, flag_value, free_address},
+    programs::{Process, Programs, flag_value, flags, free_address},
 };
 
 /// Drain timeout of producers and consumers: enough for a full buffer on a slow disk.
@@ -26,53 +26,51 @@ pub struct Node {
     pub backend: StoreBackend,
 }
 
-/// Parameters for starting a consumer.
-pub(super) struct NodeSetup<'a> {
-    pub(super) args: &'a ClusterArgs,
-    pub(super) number: usize,
-    pub(super) producers: &'a [Producer],
-    pub(super) programs: &'a Programs,
-    pub(super) dir: &'a Path,
-    /// Network namespace of the consumer; `None` for that of the host.
-    pub(super) network: Option<&'a Namespace>,
-}
-
 impl Node {
     /// Starts the consumer. Expiry and compaction are off unless configured, so that results do not depend on the time of day.
-    pub(super) fn start(setup: &NodeSetup<'_>, backend: StoreBackend) -> Result<Self> {
-        let name = format!("node-{}", setup.number);
+    /// `network` is the network namespace of the consumer; `None` for that of the host.
+    pub(super) fn start(
+        args: &ClusterArgs,
+        number: usize,
+        producers: &[Producer],
+        programs: &Programs,
+        dir: &Path,
+        network: Option<&Namespace>,
+        backend: StoreBackend,
+    ) -> Result<Self> {
+        let name = format!("node-{number}");
         let mut admin = free_address()?;
-        if let Some(network) = setup.network {
+        if let Some(network) = network {
             admin.set_ip(network.address().into());
         }
         let admin = admin.to_string();
-        let letters = setup.dir.join(format!("{name}-dead-letters.jsonl"));
+        let letters = dir.join(format!("{name}-dead-letters.jsonl"));
         let mut flags = flags([
-            ("--name", &name),
-            ("--admin", &admin),
-            ("--dead-letters", &letters.display().to_string()),
+            ("--name", &*name),
+            ("--admin", &*admin),
+            ("--dead-letters", &*letters.display().to_string()),
             ("--drain-timeout", DRAIN_TIMEOUT),
         ]);
         for window in ["--expiry-window", "--compaction-window"] {
-            if flag_value(&setup.args.consumer_arg, window).is_none() {
+            if flag_value(&args.consumer_arg, window).is_none() {
                 flags.extend([window, "never"].map(str::to_owned));
             }
         }
-        if flag_value(&setup.args.consumer_arg, "--flush-interval").is_none() {
-            let interval = setup.args.flush_interval_text();
+        if flag_value(&args.consumer_arg, "--flush-interval").is_none() {
+            let interval = args.flush_interval_text();
             flags.extend(["--flush-interval", interval].map(str::to_owned));
         }
-        for producer in setup.producers {
+        for producer in producers {
             flags.extend(["--producer".to_owned(), format!("http://{}", producer.grpc)]);
         }
         flags.extend(backend.consumer_flags());
-        flags.extend(setup.args.consumer_arg.iter().cloned());
-        let program = &setup.programs.consumer;
-        let (program, flags) = match setup.network {
+        flags.extend(args.consumer_arg.iter().cloned());
+        let program = &programs.consumer;
+        let (program, flags) = match network {
             Some(network) => network.inside(program, &flags),
             None => (program.clone(), flags),
         };
-        let log = setup.dir.join(format!("{name}.log"));
+        let log = dir.join(format!("{name}.log"));
         Ok(Self {
             process: Process::start(&name, &program, &flags, &log)?,
             name,
@@ -80,12 +78,4 @@ impl Node {
             backend,
         })
     }
-}
-
-/// Command-line arguments of flags with their values.
-pub(super) fn flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
-    flags
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()])
-        .collect()
 }

@@ -52,29 +52,30 @@ impl Verdict {
 
 /// All compared measurements of A in order, then those of B only.
 pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Change<'a>> {
-    let [of_a, mut of_b] = [a, b].map(|report| {
+    let [of_a, of_b] = [a, b].map(|report| {
         let compared = report.measurements();
         let compared = compared.filter(|(_, it)| it.better.is_some() && it.value.is_some());
         compared.collect::<Vec<_>>()
     });
-    let mut changes = Vec::new();
-    for (name, a) in of_a {
-        let at = of_b.iter().position(|(other, _)| *other == name);
-        let b = at.map(|at| of_b.remove(at).1);
-        changes.push(Change {
-            name,
-            a: Some(a),
+    let find = |of: &[(String, &'a Measurement)], name: &str| {
+        let found = of.iter().find(|(other, _)| other == name);
+        found.map(|(_, it)| *it)
+    };
+    let names = of_a.iter().chain(&of_b).map(|(name, _)| name);
+    let names = names
+        .enumerate()
+        .filter(|(at, name)| *at < of_a.len() || find(&of_a, name).is_none());
+    let changes = names.map(|(_, name)| {
+        let (a, b) = (find(&of_a, name), find(&of_b, name));
+        let verdict = a.zip(b).map(|(a, b)| verdict(a, b, noise));
+        Change {
+            name: name.clone(),
+            a,
             b,
-            verdict: b.map_or(Verdict::Unmatched, |b| verdict(a, b, noise)),
-        });
-    }
-    changes.extend(of_b.into_iter().map(|(name, b)| Change {
-        name,
-        a: None,
-        b: Some(b),
-        verdict: Verdict::Unmatched,
-    }));
-    changes
+            verdict: verdict.unwrap_or(Verdict::Unmatched),
+        }
+    });
+    changes.collect()
 }
 
 fn verdict(a: &Measurement, b: &Measurement, noise: f64) -> Verdict {

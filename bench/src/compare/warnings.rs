@@ -4,26 +4,21 @@ use crate::report::Environment;
 
 /// Warnings about differences between two environments.
 pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let mut compare = |name: &str, a: &str, b: &str| {
-        if a != b {
-            warnings.push(format!("different {name}: A has {a}, B has {b}"));
-        }
+    let facts = |it: &Environment| {
+        [
+            ("arguments", arguments(it)),
+            ("processors", it.cpu.clone()),
+            ("numbers of cores", it.cores.to_string()),
+            ("memory", format!("{} MiB", it.memory_bytes >> 20)),
+            ("systems", it.system.clone()),
+            ("programs", programs(it)),
+        ]
     };
-    compare("arguments", &arguments(a), &arguments(b));
-    compare("processors", &a.cpu, &b.cpu);
-    compare(
-        "numbers of cores",
-        &a.cores.to_string(),
-        &b.cores.to_string(),
-    );
-    let mebibytes = |environment: &Environment| format!("{} MiB", environment.memory_bytes >> 20);
-    compare("memory", &mebibytes(a), &mebibytes(b));
-    compare("systems", &a.system, &b.system);
-    compare("programs", &programs(a), &programs(b));
+    let pairs = facts(a).into_iter().zip(facts(b)).filter(|(a, b)| a != b);
+    let warnings =
+        pairs.map(|((name, a), (_, b))| format!("different {name}: A has {a}, B has {b}"));
     // Both reports have the same profiles.
-    warnings.extend(a.profile_warning());
-    warnings
+    warnings.chain(a.profile_warning()).collect()
 }
 
 /// The command line without the program name and output options.

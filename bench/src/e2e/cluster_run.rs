@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use tokio::{
     task::JoinSet,
@@ -10,7 +10,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::drive::{self, LoadResult};
+use super::{
+    drive::{self, LoadResult},
+    verification::Verification,
+};
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, StoreBackend},
     load::Plan,
@@ -50,6 +53,8 @@ pub struct ClusterRun {
 pub struct LoadRun {
     /// Result of the load.
     pub result: LoadResult,
+    /// Requests of each connection, for verification.
+    pub sources: Vec<Source>,
     /// Observation before the load.
     pub before: Observation,
     /// Observation after the load.
@@ -61,8 +66,7 @@ pub struct LoadRun {
 }
 
 /// Why a load ended early. Its measurements are not reliable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EarlyEnd {
     /// Interrupted by the user.
     Interrupted,
@@ -71,25 +75,12 @@ pub enum EarlyEnd {
 }
 
 /// Result of waiting for a backlog.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Settlement {
     /// Duration of the wait.
     pub seconds: f64,
     /// Cookies that were not stored before the timeout.
     pub remaining: u64,
-}
-
-/// Result of verifying all stores.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Verification {
-    /// One verdict per node.
-    pub verdicts: Vec<StoreVerdict>,
-    /// Stores that could not be verified, with reasons.
-    pub failed: Vec<String>,
-    /// Why there is nothing to verify, if so.
-    pub not_verified: Option<String>,
-    /// Number of scrapes in which the ledger balanced.
-    pub balanced: u64,
 }
 
 /// Whether a node, given by its index, may have lost a request, given by its connection and number.
@@ -102,16 +93,11 @@ impl ClusterRun {
     /// A process does not start, or `stop` is cancelled first.
     pub async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
         eprintln!("starting");
-        let started = tokio::select! {
-            started = Cluster::start(args) => started,
-            () = stop.cancelled() => bail!("interrupted before the cluster had started"),
-        };
-        let mut cluster = started?;
-        let connected = tokio::select! {
-            connected = cluster.wait_connected() => connected,
-            () = stop.cancelled() => Err(anyhow!("interrupted before the cluster had started")),
-        };
-        if let Err(error) = connected {
+        let interrupted = || anyhow!("interrupted before the cluster had started");
+        let started = stop.run_until_cancelled(Cluster::start(args)).await;
+        let mut cluster = started.ok_or_else(interrupted)??;
+        let connected = stop.run_until_cancelled(cluster.wait_connected()).await;
+        if let Err(error) = connected.ok_or_else(interrupted).flatten() {
             cluster.remove().await;
             return Err(error);
         }
@@ -168,11 +154,11 @@ impl ClusterRun {
                 load_stop.cancel();
             }
         };
-        let result = result.unwrap_or_else(|error| {
+        let (result, sources) = result.unwrap_or_else(|error| {
             if !load_stop.is_cancelled() {
                 self.fail(&error);
             }
-            LoadResult::default()
+            Default::default()
         });
         let after = self.observe().await;
         backlog_max = backlog_max.max(after.backlog());
@@ -182,6 +168,7 @@ impl ClusterRun {
         };
         LoadRun {
             result,
+            sources,
             before,
             after,
             backlog_max,
@@ -326,17 +313,6 @@ async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<St
         StoreBackend::Nothing => return Ok(None),
     };
     verdict.context("failed to read the store").map(Some)
-}
-
-impl Verification {
-    /// A verification that failed for this reason.
-    #[must_use]
-    pub fn failed(reason: String) -> Self {
-        Self {
-            failed: vec![reason],
-            ..Self::default()
-        }
-    }
 }
 
 /// Actions on the cluster during a load, such as injected faults.

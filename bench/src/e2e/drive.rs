@@ -37,7 +37,7 @@ pub struct DriveArgs {
 }
 
 /// Result of a load.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LoadResult {
     /// Duration of the load.
     pub seconds: f64,
@@ -47,8 +47,6 @@ pub struct LoadResult {
     pub latency: Option<Percentiles>,
     /// Why the generator was the bottleneck, if it was.
     pub generator_limit: Option<String>,
-    /// Requests of each connection, for verification.
-    pub sources: Vec<Source>,
 }
 
 impl DriveArgs {
@@ -76,8 +74,11 @@ impl DriveArgs {
     }
 }
 
-/// Runs a load to its end, or until `stop`.
-pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<LoadResult> {
+/// Runs a load to its end, or until `stop`; also returns the requests of each connection, for verification.
+pub(super) async fn drive(
+    plan: Plan,
+    stop: CancellationToken,
+) -> Result<(LoadResult, Vec<Source>)> {
     let outcome = load::run(&plan, &stop).await?;
     let source = |history: History| {
         let index = history.connection() - plan.first_connection;
@@ -88,12 +89,13 @@ pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<LoadRes
             requests: Box::new(history),
         }
     };
-    Ok(LoadResult {
+    let sources = outcome.histories.into_iter().map(source).collect();
+    let result = LoadResult {
         seconds: outcome.seconds,
         counts: outcome.counts,
         latency: outcome.latency_micros,
         generator_limit: (outcome.generator.limited_by == Bottleneck::Generator)
             .then_some(outcome.generator.reason),
-        sources: outcome.histories.into_iter().map(source).collect(),
-    })
+    };
+    Ok((result, sources))
 }

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use metric_defs::MetricDef;
+
 use super::{
     cluster_run::{LoadRun, Settlement},
-    step::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
+    step::{ProcessUse, Quantiles, SecondHalf, Step},
     verdict,
 };
 use crate::{
     observe::{Observation, ProcessCounts, ProcessSample, Role},
-    report::{micros_per, per_second},
-    scrape::Buckets,
+    report::micros_per,
+    scrape::{Buckets, names},
 };
 
 /// Observations of a step.
@@ -29,47 +31,32 @@ pub(super) struct StepObservations<'a> {
 
 impl StepObservations<'_> {
     pub(super) fn step(&self) -> Step {
-        let LoadRun {
-            result,
-            before,
-            after,
-            backlog_max,
-            ended_early,
-        } = self.load_run;
-        let counts = &result.counts;
-        let seconds = result.seconds.max(f64::MIN_POSITIVE);
-        let flush = self.quantiles(|counts| &counts.flush_seconds);
-        let [delivered, bytes, batches, batched] = [
-            self.increase(|counts| counts.delivered),
-            self.increase(|counts| counts.sent_bytes),
-            self.increase(|counts| counts.batches),
-            self.increase(|counts| counts.batched),
-        ];
-        let mean = |sum: u64, count: u64| sum as f64 / count.max(1) as f64;
+        let LoadRun { before, after, .. } = self.load_run;
+        let counts = &self.load_run.result.counts;
+        let flush = self.quantiles(names::FLUSH_SECONDS);
+        let batches = self.increase_of_histogram(names::BATCH_COOKIES).count();
+        let [delivered, bytes, batched] =
+            [names::DELIVERED, names::SENT_BYTES, names::BATCH_COOKIES]
+                .map(|metric| self.increase(metric) as f64);
         let full = |seen: &ProcessSample| {
             let counts = &seen.counts;
-            counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
+            let limit = counts.of(names::BUFFER_LIMIT_BYTES).max(1);
+            counts.of(names::BUFFER_BYTES) as f64 / limit as f64
         };
         // If the load ended early: the requests that were due by then.
         let due = counts.sent + counts.unsent;
         let offered = u128::from(self.rate) * self.duration.as_millis() / 1_000;
         let mut step = Step {
             rate: self.rate,
-            seconds,
             offered: u64::try_from(offered).unwrap_or(u64::MAX).min(due.max(1)),
-            sent: counts.sent,
-            accepted: counts.accepted,
-            rejected: counts.errors() - counts.unanswered,
-            unanswered: counts.unanswered,
-            accepted_per_second: per_second(counts.accepted, seconds),
-            edge_micros: result.latency,
-            received: self.quantiles(|counts| &counts.received_seconds),
-            stored: self.quantiles(|counts| &counts.stored_seconds),
+            load: self.load_run.result.clone(),
+            received: self.quantiles(names::RECEIVED_SECONDS),
+            stored: self.quantiles(names::STORED_SECONDS),
             flush,
-            batch_cookies: mean(batched, batches),
+            batch_cookies: batched / batches.max(1.0),
             backlog: after.backlog(),
-            backlog_max: *backlog_max,
-            backlog_in_producers: sum(after, |counts| counts.lag),
+            backlog_max: self.load_run.backlog_max,
+            backlog_in_producers: sum(after, names::LAG),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
             // From the second observation on: in the first second, no cookie may be stored yet.
@@ -83,22 +70,23 @@ impl StepObservations<'_> {
             second_half: self.second_half(flush.p50.unwrap_or(0.0)),
             nodes: self.nodes(),
             processes: self.processes(),
-            bytes_per_delivery: mean(bytes, delivered),
-            ended_early: *ended_early,
-            is_sustained: false,
+            bytes_per_delivery: bytes / delivered.max(1.0),
+            ended_early: self.load_run.ended_early,
             reason: None,
-            generator_limit: result.generator_limit.clone(),
             accepted_each_second: self.accepted_each_second(),
         };
         step.reason = verdict::failure_reason(&step, self.cores);
-        step.is_sustained = step.reason.is_none();
         step
     }
 
     /// Quantiles of all nodes since the start of the step.
-    fn quantiles(&self, of: fn(&ProcessCounts) -> &Buckets) -> Quantiles {
-        let buckets = self.end.histogram(of);
-        let buckets = buckets.since(&self.load_run.before.histogram(of));
+    fn increase_of_histogram(&self, metric: MetricDef) -> Buckets {
+        let buckets = self.end.histogram(metric);
+        buckets.since(&self.load_run.before.histogram(metric))
+    }
+
+    fn quantiles(&self, metric: MetricDef) -> Quantiles {
+        let buckets = self.increase_of_histogram(metric);
         Quantiles {
             p50: buckets.quantile(0.5),
             p99: buckets.quantile(0.99),
@@ -122,25 +110,15 @@ impl StepObservations<'_> {
     }
 
     /// Increase of a counter over all processes since the start of the step.
-    fn increase(&self, of: fn(&ProcessCounts) -> u64) -> u64 {
-        sum(self.end, of).saturating_sub(sum(&self.load_run.before, of))
+    fn increase(&self, metric: MetricDef) -> u64 {
+        sum(self.end, metric).saturating_sub(sum(&self.load_run.before, metric))
     }
 
-    fn nodes(&self) -> Vec<NodeCounts> {
-        let pairs = self
-            .end
-            .of(Role::Consumer)
-            .zip(self.load_run.before.of(Role::Consumer));
-        pairs
-            .map(|(now, then)| {
-                let (name, now, then) = (&now.name, &now.counts, &then.counts);
-                NodeCounts {
-                    name: name.clone(),
-                    outcomes: now.outcomes.combine(&then.outcomes, |now, then| now - then),
-                    lost: now.lost - then.lost,
-                }
-            })
-            .collect()
+    fn nodes(&self) -> Vec<(String, ProcessCounts)> {
+        let before = self.load_run.before.of(Role::Consumer);
+        let pairs = self.end.of(Role::Consumer).zip(before);
+        let of_node = pairs.map(|(now, then)| (now.name.clone(), now.counts.since(&then.counts)));
+        of_node.collect()
     }
 
     fn processes(&self) -> Vec<ProcessUse> {
@@ -182,6 +160,7 @@ fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
     nodes.min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
-fn sum(at: &Observation, of: fn(&ProcessCounts) -> u64) -> u64 {
-    at.processes.iter().map(|seen| of(&seen.counts)).sum()
+fn sum(at: &Observation, metric: MetricDef) -> u64 {
+    let processes = at.processes.iter();
+    processes.map(|seen| seen.counts.of(metric)).sum()
 }

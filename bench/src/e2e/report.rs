@@ -1,67 +1,49 @@
 //! Report of `bench e2e`: tables of steps and processes, and plots over time.
 
 use super::{
-    outcome::E2eOutcome,
-    step::{NodeCounts, ProcessUse, Step},
+    step::{ProcessUse, Step},
+    verification::Verification,
 };
 use crate::{
-    observe::{Observation, plots},
+    cluster::ClusterArgs,
+    observe::ProcessCounts,
     report::{
         Measurement, Report, Row, plural,
         unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
     },
+    scrape::names,
+    verify::StoreVerdict,
 };
 
-impl E2eOutcome {
-    /// The summary for the terminal.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        report(self, &[]).summary()
-    }
-}
-
-pub(super) fn report(outcome: &E2eOutcome, observations: &[Observation]) -> Report {
-    let expiry = outcome.expiry.as_ref();
+/// The report of all steps, without conclusions.
+pub(super) fn report(args: &ClusterArgs, steps: &[Step], verification: &Verification) -> Report {
+    let expiry = args.expiry();
     let title = format!(
         "{} → {} → {}{}, {}",
-        plural(outcome.producers, "producer"),
-        plural(outcome.consumers, "consumer"),
-        outcome.store,
+        plural(args.producers.get(), "producer"),
+        plural(args.consumers.get(), "consumer"),
+        args.store.name(),
         expiry.map_or_else(String::new, |mode| format!(" with --expiry {mode}")),
-        plural(outcome.steps.len(), "step")
+        plural(steps.len(), "step")
     );
     let mut report = Report::new("e2e", &title);
-    report.findings.clone_from(&outcome.findings);
-    report.findings.extend(outcome.verification.lines());
-    report.findings.push(format!(
-        "duration {:.0} s{}; seed {}",
-        outcome.seconds,
-        if outcome.interrupted {
-            ", interrupted"
-        } else {
-            ""
-        },
-        outcome.seed
-    ));
-    report.failures.clone_from(&outcome.failures);
-    report.seconds = outcome.seconds;
-    let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
+    let of_steps = |row: fn(&Step) -> Row| steps.iter().map(row).collect::<Vec<_>>();
     report.add("Steps", STEPS, of_steps(step));
     report.add("Latency", LATENCY, of_steps(latency));
     let (mut used, mut counts) = (Vec::new(), Vec::new());
-    for step in &outcome.steps {
+    for step in steps {
         let name = |item: &str| format!("{}/s {item}", step.rate);
         let processes = step.processes.iter();
         used.extend(processes.map(|it| Row::new(name(&it.name), process(it))));
         let nodes = step.nodes.iter();
-        counts.extend(nodes.map(|it| Row::new(name(&it.name), node(it))));
+        counts.extend(nodes.map(|(node, counts)| Row::new(name(node), outcomes(counts))));
     }
     report.add("Processes", PROCESSES, used);
     report.add("Cookie outcomes", NODES, counts);
-    if let Some(first) = observations.first() {
-        report.plots = plots(observations, first.at);
-    }
-    report.with_outcome(outcome)
+    let verdicts = verification.verdicts.iter();
+    let verdicts = verdicts.map(|verdict| Row::new(&verdict.node, pairs(verdict)));
+    report.add("Verification", PAIRS, verdicts.collect::<Vec<_>>());
+    report
 }
 
 impl Step {
@@ -79,8 +61,8 @@ fn step(step: &Step) -> Row {
     let samples = step.accepted_each_second.iter().copied();
     step.row([
         COUNT.of("requests offered", step.offered),
-        COUNT.of("requests accepted", step.accepted),
-        RATE.of("accepted", step.accepted_per_second)
+        COUNT.of("requests accepted", step.accepted()),
+        RATE.of("accepted", step.accepted_per_second())
             .higher()
             .with_samples(samples),
         RATE.of("stored", step.stored_per_second).higher(),
@@ -104,14 +86,14 @@ fn latency(step: &Step) -> Row {
     let millis =
         |name: &str, seconds: Option<f64>| MILLIS.of(name, seconds.map(|seconds| seconds * 1e6));
     let Step {
-        edge_micros,
+        load,
         received,
         stored,
         flush,
         ..
     } = step;
     let shown = ["p50", "p99", "p99.9", "max"];
-    step.row(MILLIS.percentiles("edge latency, ", *edge_micros, &shown, &["p99"]))
+    step.row(MILLIS.percentiles("edge latency, ", load.latency, &shown, &["p99"]))
         .with([
             millis("accepted to received, p50", received.p50).lower(),
             millis("accepted to received, p99", received.p99).lower(),
@@ -136,15 +118,28 @@ fn process(used: &ProcessUse) -> [Measurement; 4] {
 
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (duplicates) + stale + failed.";
 
-fn node(node: &NodeCounts) -> [Measurement; 7] {
-    let outcomes = &node.outcomes;
+fn outcomes(counts: &ProcessCounts) -> [Measurement; 7] {
+    let outcomes = [
+        ("received", names::RECEIVED),
+        ("written", names::WRITTEN),
+        ("superseded", names::SUPERSEDED),
+        ("suppressed", names::SUPPRESSED),
+        ("stale", names::STALE),
+        ("failed", names::FAILED),
+        ("lost", names::LOST),
+    ];
+    outcomes.map(|(name, metric)| COUNT.of(name, counts.of(metric)))
+}
+
+const PAIRS: &str = "Pairs of a user and a DSP in each store, compared with the accepted requests.";
+
+fn pairs(verdict: &StoreVerdict) -> [Measurement; 6] {
     [
-        COUNT.of("received", outcomes.received),
-        COUNT.of("written", outcomes.written),
-        COUNT.of("superseded", outcomes.superseded),
-        COUNT.of("suppressed", outcomes.suppressed),
-        COUNT.of("stale", outcomes.stale),
-        COUNT.of("failed", outcomes.failed),
-        COUNT.of("lost", node.lost),
+        COUNT.of("stored", verdict.stored),
+        COUNT.of("correct", verdict.correct),
+        COUNT.of("missing", verdict.missing),
+        COUNT.of("stale", verdict.stale),
+        COUNT.of("wrong", verdict.wrong),
+        COUNT.of("unexpected", verdict.unexpected),
     ]
 }

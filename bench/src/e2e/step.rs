@@ -1,129 +1,93 @@
 //! Measurements at one rate.
 
-use serde::Serialize;
-
-use super::cluster_run::{EarlyEnd, Settlement};
+use super::{
+    cluster_run::{EarlyEnd, Settlement},
+    drive::LoadResult,
+};
 use crate::{
-    observe::{CookieOutcomes, Role},
-    report::{Percentiles, duration, grouped, rate},
+    observe::{ProcessCounts, Role},
+    report::{duration, grouped, per_second, rate},
+    scrape::names,
 };
 
 /// Measurements of one step.
-#[derive(Debug, Clone, Serialize)]
-pub struct Step {
+#[derive(Debug, Clone, Default)]
+pub(super) struct Step {
     /// Configured requests per second.
-    pub rate: u64,
-    /// Duration of the load.
-    pub seconds: f64,
-    /// Requests due in that time.
-    pub offered: u64,
-    /// Requests sent.
-    pub sent: u64,
-    /// Requests with response 200.
-    pub accepted: u64,
-    /// Requests with another response.
-    pub rejected: u64,
-    /// Requests without a response.
-    pub unanswered: u64,
-    /// Accepted requests per second.
-    pub accepted_per_second: f64,
-    /// Latency from the intended send time to the response.
-    pub edge_micros: Option<Percentiles>,
+    pub(super) rate: u64,
+    /// Requests due during the load.
+    pub(super) offered: u64,
+    pub(super) load: LoadResult,
     /// Latency from acceptance to receipt by a consumer, over all nodes.
-    pub received: Quantiles,
+    pub(super) received: Quantiles,
     /// Latency from acceptance to durability, over all nodes.
-    pub stored: Quantiles,
+    pub(super) stored: Quantiles,
     /// Time to make a batch durable.
-    pub flush: Quantiles,
+    pub(super) flush: Quantiles,
     /// Mean cookies per batch.
-    pub batch_cookies: f64,
+    pub(super) batch_cookies: f64,
     /// Cookies accepted but not stored on the slowest node at the end of the load.
-    pub backlog: u64,
+    pub(super) backlog: u64,
     /// Maximum backlog observed.
-    pub backlog_max: u64,
+    pub(super) backlog_max: u64,
     /// Part of the backlog in the logs of producers, over all subscribers.
-    pub backlog_in_producers: u64,
+    pub(super) backlog_in_producers: u64,
     /// Fill level (0 to 1) of the fullest consumer buffer at the end of the load.
-    pub buffer_full: f64,
-    /// Result of waiting for the backlog.
-    pub settled: Settlement,
+    pub(super) buffer_full: f64,
+    pub(super) settled: Settlement,
     /// Cookies stored per second by the slowest node during the load.
-    pub stored_per_second: f64,
-    /// Rates in the second half of the load.
-    pub second_half: SecondHalf,
-    /// Cookie outcomes by node.
-    pub nodes: Vec<NodeCounts>,
-    /// Resource usage by process.
-    pub processes: Vec<ProcessUse>,
+    pub(super) stored_per_second: f64,
+    pub(super) second_half: SecondHalf,
+    /// Names of the nodes, with their counts during the step.
+    pub(super) nodes: Vec<(String, ProcessCounts)>,
+    pub(super) processes: Vec<ProcessUse>,
     /// Bytes passed to streams per delivered cookie.
-    pub bytes_per_delivery: f64,
-    /// Why the load ended early, if it did.
-    pub ended_early: Option<EarlyEnd>,
-    /// Whether accepted and stored cookies kept up with the rate.
-    pub is_sustained: bool,
-    /// Why the rate was not sustained, if so.
-    pub reason: Option<String>,
-    /// Why the generator was the bottleneck, if it was.
-    pub generator_limit: Option<String>,
+    pub(super) bytes_per_delivery: f64,
+    pub(super) ended_early: Option<EarlyEnd>,
+    /// Why the rate was not sustained; `None` if accepted and stored cookies kept up with it.
+    pub(super) reason: Option<String>,
     /// Accepted cookies per second, for each second.
-    pub accepted_each_second: Vec<f64>,
+    pub(super) accepted_each_second: Vec<f64>,
 }
 
 /// Rates in the second half of a step.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct SecondHalf {
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SecondHalf {
     /// Accepted cookies per second.
-    pub accepted_per_second: f64,
+    pub(super) accepted_per_second: f64,
     /// Cookies stored per second by the slowest node.
-    pub stored_per_second: f64,
+    pub(super) stored_per_second: f64,
     /// Growth of the backlog.
-    pub backlog_growth: u64,
+    pub(super) backlog_growth: u64,
     /// Fluctuation of the backlog caused by batches.
-    pub backlog_wave: f64,
+    pub(super) backlog_wave: f64,
 }
 
 /// Quantiles in seconds from Prometheus histograms, interpolated within buckets.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Quantiles {
-    /// Median.
-    pub p50: Option<f64>,
-    /// 99th percentile.
-    pub p99: Option<f64>,
-}
-
-/// Cookie outcomes of one node.
-#[derive(Debug, Clone, Serialize)]
-pub struct NodeCounts {
-    /// Name of the node.
-    pub name: String,
-    /// Received cookies and their outcomes.
-    #[serde(flatten)]
-    pub outcomes: CookieOutcomes,
-    /// Lost cookies.
-    pub lost: u64,
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Quantiles {
+    pub(super) p50: Option<f64>,
+    pub(super) p99: Option<f64>,
 }
 
 /// Resource usage of a process.
-#[derive(Debug, Clone, Serialize)]
-pub struct ProcessUse {
-    /// Name of the process.
-    pub name: String,
-    /// Role of the process.
-    pub role: Role,
+#[derive(Debug, Clone)]
+pub(super) struct ProcessUse {
+    pub(super) name: String,
+    pub(super) role: Role,
     /// Cores used during the load.
-    pub cores: f64,
+    pub(super) cores: f64,
     /// CPU time per accepted cookie, until all cookies were stored.
-    pub cpu_micros_per_cookie: f64,
+    pub(super) cpu_micros_per_cookie: f64,
     /// Resident memory at the end of the step.
-    pub resident_bytes: u64,
+    pub(super) resident_bytes: u64,
     /// Peak resident memory.
-    pub peak_bytes: u64,
+    pub(super) peak_bytes: u64,
 }
 
 impl Quantiles {
     /// Both quantiles in one line: `p50 …  p99 …`.
-    #[must_use]
-    pub fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
         let text = |seconds: Option<f64>| {
             seconds.map_or_else(
@@ -136,16 +100,32 @@ impl Quantiles {
 }
 
 impl Step {
+    /// Requests with response 200.
+    pub(super) fn accepted(&self) -> u64 {
+        self.load.counts.accepted
+    }
+
+    pub(super) fn accepted_per_second(&self) -> f64 {
+        per_second(self.accepted(), self.load.seconds)
+    }
+
+    /// Requests with another response.
+    pub(super) fn rejected(&self) -> u64 {
+        self.load.counts.errors() - self.load.counts.unanswered
+    }
+
+    pub(super) fn is_sustained(&self) -> bool {
+        self.reason.is_none()
+    }
+
     /// CPU time of all processes of a role per accepted cookie.
-    #[must_use]
-    pub fn cpu_micros(&self, role: Role) -> f64 {
+    pub(super) fn cpu_micros(&self, role: Role) -> f64 {
         self.of(role)
             .fold(0.0, |sum, used| sum + used.cpu_micros_per_cookie)
     }
 
     /// Cores used by all processes of a role.
-    #[must_use]
-    pub fn cores(&self, role: Role) -> f64 {
+    pub(super) fn cores(&self, role: Role) -> f64 {
         self.of(role).fold(0.0, |sum, used| sum + used.cores)
     }
 
@@ -154,10 +134,9 @@ impl Step {
     }
 
     /// Lost and failed cookies, over all nodes.
-    #[must_use]
-    pub fn lost_and_failed(&self) -> (u64, u64) {
-        let sum = |of: fn(&NodeCounts) -> u64| self.nodes.iter().map(of).sum();
-        (sum(|node| node.lost), sum(|node| node.outcomes.failed))
+    pub(super) fn lost_and_failed(&self) -> (u64, u64) {
+        let sum = |metric| self.nodes.iter().map(|(_, counts)| counts.of(metric)).sum();
+        (sum(names::LOST), sum(names::FAILED))
     }
 
     /// `yes` or `no` by whether the rate was sustained, or why this is unknown.
@@ -165,18 +144,17 @@ impl Step {
         match self.ended_early {
             Some(EarlyEnd::Interrupted) => "interrupted",
             Some(EarlyEnd::ProcessExited) => "process exited",
-            None if self.is_sustained => yes,
+            None if self.is_sustained() => yes,
             None => no,
         }
     }
 
     /// Summary in one line.
-    #[must_use]
-    pub fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         format!(
             "{:>11}: accepted {:>11}, stored {:>11}, backlog {} ({:.1} s to store), latency to stored {}; {}",
             rate(self.rate as f64),
-            rate(self.accepted_per_second),
+            rate(self.accepted_per_second()),
             rate(self.stored_per_second),
             grouped(self.backlog),
             self.settled.seconds,

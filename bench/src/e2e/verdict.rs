@@ -1,6 +1,6 @@
 //! Whether a rate was sustained, and the bottleneck if not. Pure.
 
-use super::{cluster_run::EarlyEnd, outcome::E2eOutcome, step::Step};
+use super::{cluster_run::EarlyEnd, step::Step};
 use crate::{
     observe::Role,
     report::{grouped, plural, rate},
@@ -41,7 +41,7 @@ pub(super) fn failure_reason(step: &Step, cores: usize) -> Option<String> {
     let half = &step.second_half;
     let falls_behind = half.stored_per_second < STORED_SHARE * half.accepted_per_second
         && half.backlog_growth as f64 > half.backlog_wave;
-    let accepts_less = (step.accepted as f64) < ACCEPTED_SHARE * step.offered as f64;
+    let accepts_less = (step.accepted() as f64) < ACCEPTED_SHARE * step.offered as f64;
     let stores_less = step.backlog as f64 > BACKLOG_SECONDS * step.rate as f64;
     let mut reasons = Vec::new();
     if accepts_less {
@@ -66,14 +66,14 @@ pub(super) fn failure_reason(step: &Step, cores: usize) -> Option<String> {
 }
 
 fn accepting(step: &Step) -> String {
-    let accepted = rate(step.accepted_per_second);
-    match &step.generator_limit {
+    let accepted = rate(step.accepted_per_second());
+    match &step.load.generator_limit {
         Some(reason) => {
             format!("accepted only {accepted}, because the generator sent no more ({reason})")
         }
-        None if step.rejected > 0 => format!(
+        None if step.rejected() > 0 => format!(
             "accepted only {accepted}, with {} rejected requests",
-            grouped(step.rejected)
+            grouped(step.rejected())
         ),
         None => format!("the edge accepts only {accepted}"),
     }
@@ -114,61 +114,50 @@ fn machine(step: &Step, cores: usize) -> String {
     }
 }
 
-/// Conclusions of the run, most important first.
-pub(super) fn findings(outcome: &E2eOutcome) -> Vec<String> {
+/// Conclusions of a run with several nodes on a machine with some cores, most important first.
+pub(super) fn findings(steps: &[Step], consumers: usize, cores: usize) -> Vec<String> {
     let mut findings = Vec::new();
-    let best = outcome
-        .steps
-        .iter()
-        .filter(|step| step.is_sustained)
-        .max_by_key(|step| step.rate);
-    let nodes = plural(outcome.consumers, "node");
-    let completed = || {
-        outcome
-            .steps
-            .iter()
-            .filter(|step| step.ended_early.is_none())
-    };
-    match best {
+    match best(steps) {
         Some(step) => findings.push(format!(
-            "{} sustained by {nodes}, with all processes on {}; acceptance to storage {}",
+            "{} sustained by {}, with all processes on {}; acceptance to storage {}",
             rate(step.rate as f64),
-            plural(outcome.cores, "core"),
+            plural(consumers, "node"),
+            plural(cores, "core"),
             step.stored.line()
         )),
-        None if completed().next().is_some() => {
+        None if completed(steps).next().is_some() => {
             findings.push("no rate was sustained".to_owned());
         }
         None => findings.push("no step was completed".to_owned()),
     }
-    for step in completed().filter(|step| !step.is_sustained) {
-        findings.push(format!(
-            "{} not sustained: {}; {}",
-            rate(step.rate as f64),
-            step.reason.as_deref().unwrap_or("unknown"),
-            backlog_result(step)
-        ));
-    }
+    let failed = completed(steps).filter_map(|step| Some((step, step.reason.as_ref()?)));
+    findings.extend(failed.map(|(step, reason)| {
+        let rate = rate(step.rate as f64);
+        format!("{rate} not sustained: {reason}; {}", backlog_result(step))
+    }));
     findings
 }
 
+fn completed(steps: &[Step]) -> impl Iterator<Item = &Step> {
+    steps.iter().filter(|step| step.ended_early.is_none())
+}
+
+/// The step with the highest sustained rate.
+fn best(steps: &[Step]) -> Option<&Step> {
+    let sustained = steps.iter().filter(|step| step.is_sustained());
+    sustained.max_by_key(|step| step.rate)
+}
+
 /// Cost of a cookie at the highest sustained rate, or otherwise at the first rate. Use it to estimate other rates.
-pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
-    let steps = || {
-        outcome
-            .steps
-            .iter()
-            .filter(|step| step.ended_early.is_none())
-    };
-    let sustained = steps().filter(|step| step.is_sustained);
-    let step = sustained.max_by_key(|step| step.rate).or(steps().next())?;
-    let each_node = |role| step.cpu_micros(role) / outcome.consumers as f64;
+pub(super) fn cost(steps: &[Step], consumers: usize) -> Option<String> {
+    let step = best(steps).or(completed(steps).next())?;
+    let each_node = |role| step.cpu_micros(role) / consumers as f64;
     Some(format!(
         "CPU per cookie at {}: {:.2} µs of producer with {}, and {:.2} µs of consumer and {:.2} µs of mongod on each node; {:.1} \
          bytes per cookie and node",
         rate(step.rate as f64),
         step.cpu_micros(Role::Producer),
-        plural(outcome.consumers, "node"),
+        plural(consumers, "node"),
         each_node(Role::Consumer),
         each_node(Role::Mongod),
         step.bytes_per_delivery,
@@ -176,26 +165,18 @@ pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
 }
 
 fn backlog_result(step: &Step) -> String {
-    let (lost, failed) = step.lost_and_failed();
-    let mut text = if lost + failed == 0 {
-        "no loss".to_owned()
-    } else {
-        format!("{} lost, {} failed", grouped(lost), grouped(failed))
+    let losses = match step.lost_and_failed() {
+        (0, 0) => "no loss".to_owned(),
+        (lost, failed) => format!("{} lost, {} failed", grouped(lost), grouped(failed)),
     };
-    let backlog = grouped(step.backlog);
-    if step.settled.remaining > 0 {
-        text.push_str(&format!(
-            ", backlog {backlog} at the end, {} after {:.0} s",
-            grouped(step.settled.remaining),
-            step.settled.seconds
-        ));
-    } else {
-        text.push_str(&format!(
-            ", backlog {backlog} at the end, stored within {:.1} s",
-            step.settled.seconds
-        ));
+    let (backlog, seconds) = (grouped(step.backlog), step.settled.seconds);
+    match step.settled.remaining {
+        0 => format!("{losses}, backlog {backlog} at the end, stored within {seconds:.1} s"),
+        remaining => {
+            let remaining = grouped(remaining);
+            format!("{losses}, backlog {backlog} at the end, {remaining} after {seconds:.0} s")
+        }
     }
-    text
 }
 
 #[cfg(test)]
@@ -203,7 +184,7 @@ mod tests {
     use super::*;
     use crate::e2e::{
         cluster_run::Settlement,
-        step::{ProcessUse, Quantiles, SecondHalf},
+        step::{ProcessUse, SecondHalf},
     };
 
     fn step() -> Step {
@@ -220,24 +201,10 @@ mod tests {
             (Role::Consumer, 0.2),
             (Role::Mongod, 1.3),
         ];
-        Step {
+        let mut step = Step {
             rate: 1_000,
-            seconds: 10.0,
             offered: 10_000,
-            sent: 10_000,
-            accepted: 10_000,
-            rejected: 0,
-            unanswered: 0,
-            accepted_per_second: 1_000.0,
-            edge_micros: None,
-            received: Quantiles::default(),
-            stored: Quantiles::default(),
-            flush: Quantiles::default(),
-            batch_cookies: 1.0,
             backlog: 900,
-            backlog_max: 900,
-            backlog_in_producers: 0,
-            buffer_full: 0.0,
             settled: Settlement {
                 seconds: 4.1,
                 remaining: 0,
@@ -249,15 +216,11 @@ mod tests {
                 backlog_growth: 0,
                 backlog_wave: 250.0,
             },
-            ended_early: None,
-            nodes: Vec::new(),
             processes: processes.into_iter().map(used).collect(),
-            bytes_per_delivery: 60.0,
-            is_sustained: false,
-            reason: None,
-            generator_limit: None,
-            accepted_each_second: Vec::new(),
-        }
+            ..Step::default()
+        };
+        (step.load.seconds, step.load.counts.accepted) = (10.0, 10_000);
+        step
     }
 
     #[test]
@@ -326,21 +289,11 @@ mod tests {
         check(&lagging, 2, &["logs of producers"]);
         check(&behind, 2, &["inside the consumers"]);
 
-        let slow = Step {
-            accepted: 9_000,
-            accepted_per_second: 900.0,
-            ..step()
-        };
+        let mut slow = step();
+        slow.load.counts.accepted = 9_000;
         check(&slow, 2, &["the edge accepts only 900/s"]);
-        let generator = Step {
-            generator_limit: Some("it woke late".to_owned()),
-            ..slow
-        };
-        check(
-            &generator,
-            2,
-            &["the generator sent no more (it woke late)"],
-        );
+        slow.load.generator_limit = Some("it woke late".to_owned());
+        check(&slow, 2, &["the generator sent no more (it woke late)"]);
     }
 
     #[test]

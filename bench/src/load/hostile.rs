@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, iter};
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
 use super::{history::History, request::Parts};
 use crate::{traffic::SyntheticCookie, verify::RequestHistory as _};
 
@@ -115,13 +117,8 @@ impl Request {
     }
 }
 
-/// Percent-encodes all but letters and digits.
 fn encoded(text: &str) -> String {
-    let encoded = text.bytes().map(|byte| match byte {
-        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    });
-    encoded.collect()
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 #[cfg(test)]

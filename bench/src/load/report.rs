@@ -2,7 +2,7 @@
 
 use super::{generator::Bottleneck, outcome::LoadOutcome, recorder::RequestCounts, second::Second};
 use crate::report::{
-    Measurement, Plot, Report, Row, grouped, micros_per, per_second, rate, samples, to_series,
+    Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second, rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -33,28 +33,13 @@ impl LoadOutcome {
         report.findings = findings(self);
         report.failures = failures(self);
         report.seconds = self.seconds;
-        let whole = self.by_second.iter().filter(|second| is_whole(second));
-        let whole: Vec<_> = whole.map(second).collect();
-        report.add("Requests", "", [Row::new("", facts(self, &whole))]);
+        report.add("Requests", "", [Row::new("", facts(self))]);
         report.add("Times", "", times(self));
         let hostile = self.hostile.iter();
         let hostile = hostile.map(|(reason, sent)| Row::new(*reason, [COUNT.of("sent", *sent)]));
         report.add("Hostile requests", HOSTILE, hostile.collect::<Vec<_>>());
-        let seconds: Vec<_> = self.by_second.iter().map(second).collect();
-        report.plots = plots(self, &seconds);
+        report.plots = plots(self);
         report
-    }
-
-    /// The summary for the terminal.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        self.report().summary()
-    }
-
-    /// Whether every response was correct and, unless the load was interrupted, all due requests were sent.
-    #[must_use]
-    pub fn has_passed(&self) -> bool {
-        failures(self).is_empty()
     }
 }
 
@@ -117,16 +102,18 @@ fn errors_by_kind(counts: &RequestCounts) -> String {
 }
 
 /// Measurements of the whole run.
-fn facts(outcome: &LoadOutcome, whole: &[Row]) -> Vec<Measurement> {
+fn facts(outcome: &LoadOutcome) -> Vec<Measurement> {
     let counts = &outcome.counts;
     let unsent = outcome.plan.rate.map(|_| counts.unsent);
     let cpu_each = micros_per(outcome.cpu.as_secs_f64(), counts.sent);
+    let seconds = outcome.by_second.iter();
+    let samples = seconds.filter_map(|it| whole_rate(it, it.counts.accepted));
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
         RATE.of("accepted", per_second(counts.accepted, outcome.seconds))
             .higher()
-            .with_samples(samples(whole, "accepted")),
+            .with_samples(samples),
         COUNT.of("errors", counts.errors()).lower(),
         COUNT.of("unanswered", counts.unanswered),
         COUNT.of("unsent", unsent).lower(),
@@ -150,36 +137,49 @@ fn times(outcome: &LoadOutcome) -> Vec<Row> {
     measured.map(row).collect()
 }
 
-/// One second, as points of the plots.
-fn second(second: &Second) -> Row {
-    let rate = |count: u64| is_whole(second).then_some(count as f64 / second.length);
-    let shown = ["p50", "p99", "p99.9", "max"];
-    let measures = [
-        RATE.of("intended", second.intended.and_then(rate)),
-        RATE.of("sent", rate(second.counts.sent)),
-        RATE.of("accepted", rate(second.counts.accepted)),
-        RATE.of("errors", rate(second.counts.errors())),
+/// Rate in a second; `None` if it is not complete.
+fn whole_rate(second: &Second, count: u64) -> Option<f64> {
+    (second.length >= WHOLE_SECOND).then_some(count as f64 / second.length)
+}
+
+fn plots(outcome: &LoadOutcome) -> Vec<Plot> {
+    type Value = fn(&Second) -> Option<f64>;
+    let lines = |values: &[(&str, Value)]| -> Vec<Series> {
+        let lines = values.iter().map(|(name, value)| {
+            let at = |it: &Second| it.second as f64 + it.length;
+            let point = |it| (at(it), value(it).unwrap_or(f64::NAN));
+            Series::new(name, outcome.by_second.iter().map(point))
+        });
+        let has_values = |it: &Series| it.points.iter().any(|(_, y)| y.is_finite());
+        lines.filter(has_values).collect()
+    };
+    let rates: [(_, Value); 4] = [
+        ("intended", |it| whole_rate(it, it.intended?)),
+        ("sent", |it| whole_rate(it, it.counts.sent)),
+        ("accepted", |it| whole_rate(it, it.counts.accepted)),
+        ("errors", |it| whole_rate(it, it.counts.errors())),
     ];
-    Row::new("", measures)
-        .with(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
-        .at(second.second as f64 + second.length)
-}
-
-fn is_whole(second: &Second) -> bool {
-    second.length >= WHOLE_SECOND
-}
-
-fn plots(outcome: &LoadOutcome, seconds: &[Row]) -> Vec<Plot> {
-    let rates = ["intended", "sent", "accepted", "errors"];
     let rates = match outcome.counts.errors() {
         0 => &rates[..3],
         _ => &rates[..],
     };
-    let latency = ["latency p50", "latency p99", "latency p99.9", "latency max"];
-    let title = "Latency by second";
+    let latency: [(_, Value); 4] = [
+        ("latency p50", |it| {
+            Some(it.latency_micros?.p50 as f64 / 1e3)
+        }),
+        ("latency p99", |it| {
+            Some(it.latency_micros?.p99 as f64 / 1e3)
+        }),
+        ("latency p99.9", |it| {
+            Some(it.latency_micros?.p999 as f64 / 1e3)
+        }),
+        ("latency max", |it| {
+            Some(it.latency_micros?.max as f64 / 1e3)
+        }),
+    ];
     let mut plots = vec![
-        Plot::over_time("Rate", "requests per second", to_series(seconds, rates)),
-        Plot::over_time(title, "milliseconds", to_series(seconds, &latency)).logarithmic(),
+        Plot::over_time("Rate", "requests per second", lines(rates)),
+        Plot::over_time("Latency by second", "milliseconds", lines(&latency)).logarithmic(),
     ];
     plots.retain(|plot| !plot.series.is_empty());
     plots

@@ -44,15 +44,6 @@ pub(super) type ThreadResult = (Option<CpuShares>, Vec<History>);
 /// An open connection that is not assigned to a thread yet.
 pub(super) type OpenConnection = (Task, net::TcpStream);
 
-/// A thread and its connections.
-struct Worker {
-    thread: usize,
-    opened: Vec<OpenConnection>,
-    started: Instant,
-    intervals: mpsc::Sender<(usize, Box<Interval>)>,
-    stop: CancellationToken,
-}
-
 /// Opens all connections.
 ///
 /// # Errors
@@ -87,14 +78,10 @@ impl Threads {
         }
         let mut workers = JoinSet::new();
         for (thread, opened) in shares.into_iter().enumerate() {
-            let worker = Worker {
-                thread,
-                opened,
-                started,
-                intervals: parts_tx.clone(),
-                stop: stop.clone(),
-            };
-            workers.spawn_blocking(move || runtime()?.block_on(worker.run()));
+            let (intervals, stop) = (parts_tx.clone(), stop.clone());
+            workers.spawn_blocking(move || {
+                runtime()?.block_on(run(thread, opened, started, intervals, stop))
+            });
         }
         Self { workers, intervals }
     }
@@ -115,59 +102,61 @@ fn runtime() -> io::Result<LocalRuntime> {
         .build_local(LocalOptions::default())
 }
 
-impl Worker {
-    /// Runs the connections to their ends, and passes on the results of each second.
-    async fn run(self) -> Result<ThreadResult> {
-        let time = ThreadTime::now();
-        let recorder = Rc::new(RefCell::new(Recorder::new(self.started)));
-        let mut running = JoinSet::new();
-        for (task, stream) in self.opened {
-            let (stop, stream) = (self.stop.clone(), TcpStream::from_std(stream)?);
-            let mut connection = Connection::new(task, stream, self.started, Rc::clone(&recorder));
-            running.spawn_local(async move {
-                tokio::select! {
-                    biased;
-                    () = connection.run() => {}
-                    () = stop.cancelled() => {}
-                }
-                connection.finish(RESPONSE_TIMEOUT).await
-            });
-        }
-        let mut histories = Vec::with_capacity(running.len());
-        let mut seconds = (1..).map(|second| self.started + Duration::from_secs(second));
-        let mut next = seconds.next().unwrap_or(self.started);
-        // CPU usage after the last request does not show whether the thread could have sent more.
-        let shares = || time.as_ref().and_then(ThreadTime::shares);
-        let mut sending = None;
-        loop {
+/// Runs the connections to their ends, and passes on the results of each second.
+async fn run(
+    thread: usize,
+    opened: Vec<OpenConnection>,
+    started: Instant,
+    intervals: mpsc::Sender<(usize, Box<Interval>)>,
+    stop: CancellationToken,
+) -> Result<ThreadResult> {
+    let time = ThreadTime::now();
+    let recorder = Rc::new(RefCell::new(Recorder::new(started)));
+    let mut running = JoinSet::new();
+    for (task, stream) in opened {
+        let (stop, stream) = (stop.clone(), TcpStream::from_std(stream)?);
+        let mut connection = Connection::new(task, stream, started, Rc::clone(&recorder));
+        running.spawn_local(async move {
             tokio::select! {
-                connection = running.join_next() => match connection {
-                    Some(history) => histories.push(history?),
-                    None => break,
-                },
-                () = self.stop.cancelled(), if sending.is_none() => sending = Some(shares()),
-                () = sleep_until(next) => {
-                    next = seconds.next().unwrap_or(next);
-                    let finished = {
-                        let mut recorder = recorder.borrow_mut();
-                        let now = recorder.now_nanos();
-                        recorder.roll(now);
-                        recorder.take_finished()
-                    };
-                    for interval in finished {
-                        self.intervals.send((self.thread, Box::new(interval))).await?;
-                    }
+                biased;
+                () = connection.run() => {}
+                () = stop.cancelled() => {}
+            }
+            connection.finish(RESPONSE_TIMEOUT).await
+        });
+    }
+    let mut histories = Vec::with_capacity(running.len());
+    let mut seconds = (1..).map(|second| started + Duration::from_secs(second));
+    let mut next = seconds.next().unwrap_or(started);
+    // CPU usage after the last request does not show whether the thread could have sent more.
+    let shares = || time.as_ref().and_then(ThreadTime::shares);
+    let mut sending = None;
+    loop {
+        tokio::select! {
+            connection = running.join_next() => match connection {
+                Some(history) => histories.push(history?),
+                None => break,
+            },
+            () = stop.cancelled(), if sending.is_none() => sending = Some(shares()),
+            () = sleep_until(next) => {
+                next = seconds.next().unwrap_or(next);
+                let finished = {
+                    let mut recorder = recorder.borrow_mut();
+                    let now = recorder.now_nanos();
+                    recorder.roll(now);
+                    recorder.take_finished()
+                };
+                for interval in finished {
+                    intervals.send((thread, Box::new(interval))).await?;
                 }
             }
         }
-        let recorder = Rc::into_inner(recorder).context("a connection still uses the recorder")?;
-        let recorder = recorder.into_inner();
-        let now = recorder.now_nanos();
-        for interval in recorder.finish(now) {
-            self.intervals
-                .send((self.thread, Box::new(interval)))
-                .await?;
-        }
-        Ok((sending.unwrap_or_else(shares), histories))
     }
+    let recorder = Rc::into_inner(recorder).context("a connection still uses the recorder")?;
+    let recorder = recorder.into_inner();
+    let now = recorder.now_nanos();
+    for interval in recorder.finish(now) {
+        intervals.send((thread, Box::new(interval))).await?;
+    }
+    Ok((sending.unwrap_or_else(shares), histories))
 }

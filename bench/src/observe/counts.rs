@@ -1,80 +1,108 @@
 //! Counts read from the metrics of producers and consumers.
 
-use super::outcomes::CookieOutcomes;
+use std::collections::BTreeMap;
+
+use metric_defs::{Kind, MetricDef};
+
 use crate::scrape::{Buckets, Samples, names};
 
-/// Counts of a producer or a consumer; those of the other role are zero.
+/// Metrics that are read.
+const METRICS: [MetricDef; 21] = [
+    names::STARTED,
+    names::APPENDED,
+    names::DELIVERED,
+    names::SENT_BYTES,
+    names::LAG,
+    names::SUBSCRIBER_LOST,
+    names::SUBSCRIBER_CONNECTED,
+    names::RECEIVED,
+    names::WRITTEN,
+    names::SUPERSEDED,
+    names::SUPPRESSED,
+    names::STALE,
+    names::FAILED,
+    names::LOST,
+    names::UNCERTAIN_RESTARTS,
+    names::BUFFER_BYTES,
+    names::BUFFER_LIMIT_BYTES,
+    names::RECEIVED_SECONDS,
+    names::STORED_SECONDS,
+    names::FLUSH_SECONDS,
+    names::BATCH_COOKIES,
+];
+
+/// Counts of a producer or a consumer, over all labels; those of the other role are zero.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessCounts {
-    /// Start of a producer in seconds since the Unix epoch; 0 before its first response.
-    pub started: u64,
-    /// Cookies appended to the log of a producer.
-    pub appended: u64,
-    /// Cookies passed to streams, over all subscribers.
-    pub delivered: u64,
-    /// Bytes passed to streams.
-    pub sent_bytes: u64,
-    /// Cookies not yet passed to streams, over all subscribers.
-    pub lag: u64,
-    /// Outcomes of the cookies received by a consumer.
-    pub outcomes: CookieOutcomes,
-    /// Lost cookies.
-    pub lost: u64,
-    /// Producer restarts with uncertain losses.
-    pub uncertain_restarts: u64,
-    /// Size of the receive buffer of a consumer.
-    pub buffer_bytes: u64,
-    /// Maximum size of the receive buffer.
-    pub buffer_limit_bytes: u64,
-    /// Latency from acceptance to receipt.
-    pub received_seconds: Buckets,
-    /// Latency from acceptance to durability.
-    pub stored_seconds: Buckets,
-    /// Time to make a batch durable.
-    pub flush_seconds: Buckets,
-    /// Durable batches.
-    pub batches: u64,
-    /// Cookies in durable batches.
-    pub batched: u64,
+    /// Values of counters and gauges, and sums of histograms.
+    counts: BTreeMap<&'static str, u64>,
+    histograms: BTreeMap<&'static str, Buckets>,
 }
 
 impl ProcessCounts {
     pub(super) fn read(samples: &Samples) -> Self {
-        let count = |name| samples.count(name, &[]);
-        Self {
-            started: count(names::STARTED),
-            appended: count(names::APPENDED),
-            delivered: count(names::DELIVERED),
-            sent_bytes: count(names::SENT_BYTES),
-            lag: count(names::LAG),
-            outcomes: CookieOutcomes::read(samples),
-            lost: count(names::LOST),
-            uncertain_restarts: count(names::UNCERTAIN_RESTARTS),
-            buffer_bytes: count(names::BUFFER_BYTES),
-            buffer_limit_bytes: count(names::BUFFER_LIMIT_BYTES),
-            received_seconds: samples.histogram(names::RECEIVED_SECONDS),
-            stored_seconds: samples.histogram(names::STORED_SECONDS),
-            flush_seconds: samples.histogram(names::FLUSH_SECONDS),
-            batches: samples.count(format!("{}_count", names::BATCH_COOKIES), &[]),
-            batched: samples.count(format!("{}_sum", names::BATCH_COOKIES), &[]),
+        let mut read = Self::default();
+        for MetricDef { name, kind, .. } in METRICS {
+            if let Kind::Histogram(_) = kind {
+                read.histograms.insert(name, samples.histogram(name));
+                read.set(name, samples.count(format!("{name}_sum"), &[]));
+            } else {
+                read.set(name, samples.count(name, &[]));
+            }
         }
+        read
+    }
+
+    /// The value of a counter or gauge, or the sum of a histogram.
+    #[must_use]
+    pub fn of(&self, metric: MetricDef) -> u64 {
+        self.counts.get(metric.name).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn histogram(&self, metric: MetricDef) -> Buckets {
+        let histogram = self.histograms.get(metric.name);
+        histogram.cloned().unwrap_or_default()
+    }
+
+    /// Received cookies with an outcome.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        let outcomes = [
+            names::WRITTEN,
+            names::SUPERSEDED,
+            names::SUPPRESSED,
+            names::STALE,
+            names::FAILED,
+        ];
+        outcomes.map(|metric| self.of(metric)).iter().sum()
+    }
+
+    /// Sets the count of a metric.
+    pub fn set(&mut self, metric: &'static str, count: u64) {
+        self.counts.insert(metric, count);
+    }
+
+    /// Counts since an `earlier` observation.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let mut more = Self::default();
+        for metric in METRICS {
+            let count = self.of(metric).saturating_sub(earlier.of(metric));
+            more.set(metric.name, count);
+        }
+        more
     }
 
     /// Adds the counters of a `later` run, and takes its gauges.
     pub(super) fn plus(&self, later: &Self) -> Self {
-        Self {
-            appended: self.appended + later.appended,
-            delivered: self.delivered + later.delivered,
-            sent_bytes: self.sent_bytes + later.sent_bytes,
-            outcomes: self.outcomes.combine(&later.outcomes, |a, b| a + b),
-            lost: self.lost + later.lost,
-            uncertain_restarts: self.uncertain_restarts + later.uncertain_restarts,
-            received_seconds: self.received_seconds.plus(&later.received_seconds),
-            stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
-            flush_seconds: self.flush_seconds.plus(&later.flush_seconds),
-            batches: self.batches + later.batches,
-            batched: self.batched + later.batched,
-            ..later.clone()
+        let mut sum = later.clone();
+        for metric in METRICS.iter().filter(|it| it.kind != Kind::Gauge) {
+            sum.set(metric.name, self.of(*metric) + later.of(*metric));
         }
+        for (metric, more) in &mut sum.histograms {
+            if let Some(histogram) = self.histograms.get(metric) {
+                *more = histogram.plus(more);
+            }
+        }
+        sum
     }
 }

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use metric_defs::MetricDef;
 use tokio::time::Instant;
 
 use super::counts::ProcessCounts;
-use crate::{memory::Memory, report::per_second, scrape::Buckets};
+use crate::{
+    memory::Memory,
+    report::per_second,
+    scrape::{Buckets, names},
+};
 
 /// Role of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Accepts requests.
     Producer,
@@ -60,7 +63,7 @@ impl Observation {
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.of(Role::Producer)
-            .map(|seen| seen.counts.appended)
+            .map(|seen| seen.counts.of(names::APPENDED))
             .sum()
     }
 
@@ -71,7 +74,7 @@ impl Observation {
         self.of(Role::Consumer)
             .map(|seen| {
                 let counts = &seen.counts;
-                accepted.saturating_sub(counts.outcomes.settled() + counts.lost)
+                accepted.saturating_sub(counts.settled() + counts.of(names::LOST))
             })
             .collect()
     }
@@ -85,15 +88,13 @@ impl Observation {
     /// Cookies accepted per second since `earlier`.
     #[must_use]
     pub fn accepted_per_second(&self, earlier: &Self) -> f64 {
-        self.per_second(earlier, Role::Producer, |seen| seen.counts.appended)
-            .sum()
+        let appended = |seen: &ProcessSample| seen.counts.of(names::APPENDED);
+        self.per_second(earlier, Role::Producer, appended).sum()
     }
 
     /// Cookies settled per second since `earlier`, by node.
     pub fn settled_per_second(&self, earlier: &Self) -> impl Iterator<Item = f64> {
-        self.per_second(earlier, Role::Consumer, |seen| {
-            seen.counts.outcomes.settled()
-        })
+        self.per_second(earlier, Role::Consumer, |seen| seen.counts.settled())
     }
 
     fn per_second(
@@ -110,9 +111,11 @@ impl Observation {
     }
 
     /// Sum of a histogram over all nodes.
-    pub(crate) fn histogram(&self, of: fn(&ProcessCounts) -> &Buckets) -> Buckets {
+    pub(crate) fn histogram(&self, metric: MetricDef) -> Buckets {
         let nodes = self.of(Role::Consumer);
-        nodes.fold(Buckets::default(), |sum, seen| sum.plus(of(&seen.counts)))
+        nodes.fold(Buckets::default(), |sum, seen| {
+            sum.plus(&seen.counts.histogram(metric))
+        })
     }
 
     /// Cores used by each process since `earlier`.

@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    counts::ProcessCounts,
-    observation::{Observation, ProcessSample, Role},
-};
+use super::observation::{Observation, ProcessSample, Role};
 use crate::{
     report::{Plot, Series},
-    scrape::Buckets,
+    scrape::names,
 };
 
 /// Minimum time between compared observations: in shorter times, CPU time changes by clock ticks and counts by whole batches.
@@ -43,16 +40,15 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.backlogs().get(node).copied().unwrap_or(0) as f64
         }));
     }
-    type Histogram = fn(&ProcessCounts) -> &Buckets;
-    let histograms: [(_, Histogram); 2] = [
-        ("received", |counts| &counts.received_seconds),
-        ("stored", |counts| &counts.stored_seconds),
+    let histograms = [
+        ("received", names::RECEIVED_SECONDS),
+        ("stored", names::STORED_SECONDS),
     ];
     let mut latency = Vec::new();
-    for (stage, of) in histograms {
+    for (stage, metric) in histograms {
         for (quantile, name) in [(0.5, "p50"), (0.99, "p99")] {
             latency.push(line(&format!("{stage}, {name}"), &|before, now| {
-                let seconds = now.histogram(of).since(&before.histogram(of));
+                let seconds = now.histogram(metric).since(&before.histogram(metric));
                 let seconds = seconds.quantile(quantile);
                 seconds.map_or(f64::NAN, |seconds| seconds * 1e3)
             }));

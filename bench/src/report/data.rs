@@ -28,9 +28,6 @@ pub struct Report {
     /// Plots in display order. They are written but not read back.
     #[serde(skip_deserializing)]
     pub plots: Vec<Plot>,
-    /// The scenario's own outcome, if `--json` prints it instead of the report.
-    #[serde(default)]
-    pub outcome: serde_json::Value,
 }
 
 impl Report {
@@ -46,18 +43,7 @@ impl Report {
             seconds: 0.0,
             tables: Vec::new(),
             plots: Vec::new(),
-            outcome: serde_json::Value::Null,
         }
-    }
-
-    /// Sets the scenario's own outcome.
-    ///
-    /// # Panics
-    /// The outcome has a map whose keys are not strings.
-    #[must_use]
-    pub fn with_outcome(mut self, outcome: &impl Serialize) -> Self {
-        self.outcome = serde_json::to_value(outcome).expect("map keys are strings");
-        self
     }
 
     /// Adds a table; does nothing without rows.

@@ -32,18 +32,12 @@ pub struct ReportArgs {
     pub json: bool,
 }
 
-/// An empty directory for the report of this run.
-#[derive(Debug)]
-pub struct ReportDir {
-    path: PathBuf,
-}
-
 impl ReportArgs {
-    /// Creates the directory for a report of `scenario`; returns `None` with `--no-report`.
+    /// Creates the empty directory for a report of `scenario`; returns `None` with `--no-report`.
     ///
     /// # Errors
     /// The directory cannot be created or is not empty.
-    pub fn prepare(&self, scenario: &str) -> Result<Option<ReportDir>> {
+    pub fn prepare(&self, scenario: &str) -> Result<Option<PathBuf>> {
         if self.no_report {
             return Ok(None);
         }
@@ -60,25 +54,7 @@ impl ReportArgs {
                 path.display()
             );
         }
-        Ok(Some(ReportDir { path }))
-    }
-}
-
-impl ReportDir {
-    /// Writes the report as JSON and as a self-contained page; returns the path of the page.
-    ///
-    /// # Errors
-    /// A file cannot be written, or a plot cannot be drawn.
-    pub fn write(&self, report: &Report) -> Result<PathBuf> {
-        let put = |name: &str, content: String| {
-            let file = self.path.join(name);
-            fs::write(&file, content)
-                .with_context(|| format!("failed to write {}", file.display()))?;
-            anyhow::Ok(file)
-        };
-        // JSON first: it keeps the measurements even if a plot cannot be drawn.
-        put(JSON, serde_json::to_string_pretty(report)?)?;
-        put(PAGE, page::html(report)?)
+        Ok(Some(path))
     }
 }
 
@@ -86,14 +62,30 @@ impl ReportDir {
 ///
 /// # Errors
 /// A file cannot be written, or a plot cannot be drawn.
-pub fn write_report(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> Result<()> {
+pub fn write_report(dir: Option<PathBuf>, report: &Report) -> Result<()> {
     if let Some(dir) = dir {
-        eprintln!("report    {}", dir.write(&report())?.display());
+        eprintln!("report    {}", report.write(&dir)?.display());
     }
     Ok(())
 }
 
 impl Report {
+    /// Writes the report as JSON and as a self-contained page; returns the path of the page.
+    ///
+    /// # Errors
+    /// A file cannot be written, or a plot cannot be drawn.
+    pub fn write(&self, dir: &Path) -> Result<PathBuf> {
+        let put = |name: &str, content: String| {
+            let file = dir.join(name);
+            fs::write(&file, content)
+                .with_context(|| format!("failed to write {}", file.display()))?;
+            anyhow::Ok(file)
+        };
+        // JSON first: it keeps the measurements even if a plot cannot be drawn.
+        put(JSON, serde_json::to_string_pretty(self)?)?;
+        put(PAGE, page::html(self)?)
+    }
+
     /// Reads a report from its directory or its JSON file.
     ///
     /// # Errors

@@ -40,9 +40,6 @@ pub struct Row {
     pub name: String,
     /// Measurements of the item.
     pub measurements: Vec<Measurement>,
-    /// Position in plots.
-    #[serde(skip)]
-    pub(super) x: f64,
 }
 
 /// Rows with the same measurements.
@@ -164,7 +161,6 @@ impl Row {
         Self {
             name: name.into(),
             measurements: measurements.into_iter().collect(),
-            ..Self::default()
         }
     }
 
@@ -174,21 +170,6 @@ impl Row {
         self.measurements.extend(more);
         self
     }
-
-    /// Sets the position in plots.
-    #[must_use]
-    pub fn at(self, x: f64) -> Self {
-        Self { x, ..self }
-    }
-
-    pub(super) fn value(&self, name: &str) -> Option<f64> {
-        self.measurements.iter().find(|it| it.name == name)?.value
-    }
-}
-
-/// The values of the measurement `name` in all rows.
-pub fn samples(rows: &[Row], name: &str) -> impl Iterator<Item = f64> {
-    rows.iter().filter_map(move |row| row.value(name))
 }
 
 #[cfg(test)]
@@ -196,13 +177,12 @@ mod tests {
     use super::{
         super::{
             data::Report,
-            plot::{Series, to_series},
             unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
         },
         *,
     };
 
-    fn step(x: f64, accepted: Option<f64>, micros: f64) -> Row {
+    fn step(name: &str, accepted: Option<f64>, micros: f64) -> Row {
         let measurements = [
             RATE.of("accepted", accepted)
                 .higher()
@@ -211,9 +191,7 @@ mod tests {
             COUNT.of("unsent", None::<u64>),
         ];
         let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
-        Row::new(format!("×{x}"), measurements)
-            .with([delivery.with_samples([0.5, f64::NAN])])
-            .at(x)
+        Row::new(name, measurements).with([delivery.with_samples([0.5, f64::NAN])])
     }
 
     #[track_caller]
@@ -226,7 +204,7 @@ mod tests {
     #[test]
     fn rows_become_a_table_and_named_measurements() {
         let mut report = Report::new("fan-out", "Rows");
-        let rows = [step(2.0, Some(12_345.0), 1.5), step(1.0, None, 0.5)];
+        let rows = [step("×2", Some(12_345.0), 1.5), step("×1", None, 0.5)];
         report.add("Steps", "", rows);
         report.add("Nothing", "", []);
         let [table] = report.tables.as_slice() else {
@@ -255,17 +233,5 @@ mod tests {
         report.add("Facts", "", [Row::new("", facts)]);
         check(&report.tables[0], &["memory 3.0 MiB"]);
         assert_eq!(report.value("memory"), Some(3.0));
-    }
-
-    #[test]
-    fn series_are_sorted_by_x() {
-        let rows = [step(2.0, Some(20.0), 1.0), step(1.0, Some(10.0), 2.0)];
-        let one = to_series(&rows, &["accepted", "unsent"]);
-        assert_eq!(one, [Series::new("accepted", [(1.0, 10.0), (2.0, 20.0)])]);
-        assert_eq!(
-            to_series(&rows[..1], &["delivery p99"])[0].points,
-            [(2.0, 1.5)]
-        );
-        assert!(samples(&rows, "accepted").eq([20.0, 10.0]));
     }
 }

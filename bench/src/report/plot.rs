@@ -16,8 +16,6 @@ use plotters::{
 
 use serde::Serialize;
 
-use super::measurement::Row;
-
 /// A line plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
@@ -74,20 +72,6 @@ impl Series {
             points: points.into_iter().collect(),
         }
     }
-}
-
-/// One line per measurement name, through the points of all rows; names without any value are omitted.
-#[must_use]
-pub fn to_series(rows: &[Row], names: &[&str]) -> Vec<Series> {
-    let series = names.iter().map(|name| {
-        let point = |row: &Row| (row.x, row.value(name).unwrap_or(f64::NAN));
-        let mut points: Vec<_> = rows.iter().map(point).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series::new(name, points)
-    });
-    series
-        .filter(|series| series.points.iter().any(|(_, y)| y.is_finite()))
-        .collect()
 }
 
 /// Colors for all kinds of color vision, after Okabe and Ito.

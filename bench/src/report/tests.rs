@@ -75,7 +75,7 @@ fn report_survives_a_round_trip() -> TestResult {
     let dir = args.prepare("load").map_err(|error| error.to_string())?;
     let dir = dir.ok_or("no directory")?;
     let report = full();
-    let path = dir.write(&report)?;
+    let path = report.write(&dir)?;
     let path = path.parent().ok_or("no parent directory")?;
     for name in ["report.json", "report.html"] {
         assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");

@@ -7,7 +7,6 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::security::SecurityArgs;
 use crate::{report::ReportArgs, values::parse_rate};
 
 /// Open named streams from a producer, and check the received cookies.
@@ -16,7 +15,7 @@ use crate::{report::ReportArgs, values::parse_rate};
 /// violated the protocol (a sequence repeated, or missing without a gap), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
-    /// gRPC address of the producer.
+    /// gRPC address of a producer without TLS and tokens.
     #[arg(long, default_value = "http://127.0.0.1:7676")]
     pub producer: String,
     /// Number of streams, each with its own name and connection.
@@ -37,15 +36,18 @@ pub struct SubscribeArgs {
     /// Do not reopen a stream that the producer has closed.
     #[arg(long)]
     pub once: bool,
-    /// Bytes read per second and stream, with the small windows of an ordinary client, to simulate a slow subscriber.
-    #[arg(long, value_name = "BYTES")]
-    pub read_rate: Option<NonZeroU64>,
-    /// TLS and token options.
-    #[command(flatten)]
-    pub security: SecurityArgs,
-    /// Fan-out options.
-    #[command(flatten)]
-    pub fan_out: FanOutArgs,
+    /// Numbers of streams to measure. For each number, a producer is started on this machine, with that many streams and a load
+    /// for --duration (default 5s).
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        conflicts_with_all = ["producer", "streams", "requests", "name", "once"]
+    )]
+    pub fan_out: Vec<NonZeroUsize>,
+    /// Requests per second of the load with --fan-out [default: as fast as responses arrive].
+    #[arg(short = 'l', long, requires = "fan_out", value_parser = parse_rate)]
+    pub rate: Option<NonZeroU64>,
     /// Output options.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -58,21 +60,4 @@ pub enum Call {
     Subscribe,
     /// One cookie per message without sequences, so that losses are not detected.
     GetCookies,
-}
-
-/// Options of a fan-out measurement.
-#[derive(Debug, Clone, Default, Args)]
-pub struct FanOutArgs {
-    /// Numbers of streams to measure. For each number, a producer is started on this machine, with that many streams and a load
-    /// for --duration (default 5s).
-    #[arg(
-        long,
-        value_name = "N,…",
-        value_delimiter = ',',
-        conflicts_with_all = ["producer", "streams", "requests", "name", "once", "read_rate"]
-    )]
-    pub fan_out: Vec<NonZeroUsize>,
-    /// Requests per second of the load with --fan-out [default: as fast as responses arrive].
-    #[arg(short = 'l', long, requires = "fan_out", value_parser = parse_rate)]
-    pub rate: Option<NonZeroU64>,
 }

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, fs, num::NonZeroUsize, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tempfile::TempDir;
 use tokio::{
     sync::oneshot,
@@ -20,13 +20,13 @@ use super::{
     streams::{self, SubscribeOutcome},
 };
 use crate::{
-    admin, cpu,
     load::{self, Plan},
     memory::Memory,
-    producer::{Addresses, Launch, Producer},
+    observe::{Observer, ProcessSample, Role, Target},
+    producer::{Addresses, Launch},
     programs::Programs,
     report::{
-        Measurement, Plot, Report, Row, grouped, micros_per, per_second, plural, to_series,
+        Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second, plural,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
     scrape::names,
@@ -48,7 +48,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The arguments are invalid, or the programs cannot be found or built.
 pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Report> {
     let mut numbers = BTreeSet::new();
-    for number in &args.fan_out.fan_out {
+    for number in &args.fan_out {
         ensure!(numbers.insert(number), "--fan-out contains {number} twice");
         ensure!(
             number.get() <= STREAMS_MAX,
@@ -60,8 +60,8 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
     let title = format!("Cost of {:?} streams", args.call);
     let mut report = Report::new("fan-out", &title);
     let began = Instant::now();
-    let mut rows = Vec::new();
-    for number in &args.fan_out.fan_out {
+    let (mut rows, mut points) = (Vec::new(), Vec::new());
+    for number in &args.fan_out {
         let name = plural(number.get(), "stream");
         let dir = dir.path().join(number.to_string());
         fs::create_dir(&dir).context("failed to create a directory for the logs")?;
@@ -79,7 +79,8 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
                 report
                     .failures
                     .extend(failures.iter().map(|failure| format!("{name}: {failure}")));
-                rows.push(step.row(name).at(number.get() as f64));
+                points.push((number.get() as f64, step.cpu_micros()));
+                rows.push(step.row(name));
             }
             // Keeps the results of the previous steps.
             Err(error) => {
@@ -90,16 +91,16 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         }
     }
     report.seconds = began.elapsed().as_secs_f64();
-    let cpu = to_series(&rows, &["producer CPU per cookie"]);
-    let points = cpu.first().map_or(&[][..], |line| &line.points);
-    if let Some((base, each)) = linear_fit(points) {
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((base, each)) = linear_fit(&points) {
         report.findings.push(format!(
             "Each further stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
         ));
     }
+    let cpu = Series::new("producer CPU per cookie", points);
     report.plots = vec![Plot {
         x: "streams".to_owned(),
-        ..Plot::over_time("CPU of the producer", "µs per cookie", cpu)
+        ..Plot::over_time("CPU of the producer", "µs per cookie", vec![cpu])
     }];
     let note = "Delivery: latency from the edge to the reader (subscribe only). Losses of get-cookies: accepted × streams - delivered.";
     report.add("Steps", note, rows);
@@ -143,7 +144,7 @@ impl FanOutStep {
             connections: NonZeroUsize::new(32).unwrap_or(NonZeroUsize::MIN),
             pipeline: NonZeroUsize::new(16),
             duration: Some(args.duration.unwrap_or(DURATION_DEFAULT)),
-            rate: args.fan_out.rate,
+            rate: args.rate,
             keeps_history: false,
             ..Plan::new(format!("http://{}/", producer.http).parse()?, traffic)
         };
@@ -161,27 +162,32 @@ impl FanOutStep {
         });
         let driving = async move {
             are_open.await.context("the streams did not open")?;
-            let before = ProducerSample::at(&producer).await?;
+            let mut observer = Observer::default();
+            let targets = [Target {
+                role: Role::Producer,
+                name: producer.process.name().to_owned(),
+                process_id: producer.process.id(),
+                admin: Some(producer.admin.clone()),
+            }];
+            let before = observer.observe(&targets).await.processes[0].clone();
             let load = load::run(&plan, stop).await?;
-            let after = wait_caught_up(&producer, streams.get() as u64).await?;
-            let memory = Memory::of(producer.process.id()).context("the producer has exited")?;
+            let after = wait_caught_up(&mut observer, &targets, streams.get() as u64).await?;
             let status = producer.process.stop(STOP_TIMEOUT).await?;
             ensure!(
                 status.success(),
                 "the producer did not drain ({status}): {}",
                 producer.process.last_lines(5)
             );
-            let cpu = after.cpu.saturating_sub(before.cpu);
-            Ok((load, after.appended - before.appended, cpu, memory))
+            Ok((load, before, after))
         };
         let (readers, driven) = tokio::join!(reading, driving);
-        let (readers, (load, appended, cpu, memory)) = (readers?, driven?);
+        let (readers, (load, before, after)) = (readers?, driven?);
         Ok(Self {
             load,
             readers,
-            appended,
-            cpu,
-            memory,
+            appended: after.counts.since(&before.counts).of(names::APPENDED),
+            cpu: after.cpu.saturating_sub(before.cpu),
+            memory: after.memory,
         })
     }
 
@@ -252,39 +258,26 @@ impl FanOutStep {
     }
 }
 
-/// Sample of the state of the producer.
-struct ProducerSample {
-    cpu: Duration,
-    appended: u64,
-    /// Cookies passed to streams or declared lost.
-    settled: u64,
-    connected: u64,
-}
-
-impl ProducerSample {
-    async fn at(producer: &Producer) -> Result<Self> {
-        let metrics = admin::metrics(&producer.admin).await?;
-        let count = |name| metrics.count(name, &[]);
-        Ok(Self {
-            cpu: cpu::of(producer.process.id()).unwrap_or_default(),
-            appended: count(names::APPENDED),
-            settled: count(names::DELIVERED) + count(names::SUBSCRIBER_LOST),
-            connected: count(names::SUBSCRIBER_CONNECTED),
-        })
-    }
-}
-
 /// Waits until every cookie was passed to all streams or declared lost.
-async fn wait_caught_up(producer: &Producer, streams: u64) -> Result<ProducerSample> {
-    let deadline = Instant::now() + CATCH_UP_TIMEOUT;
+async fn wait_caught_up(
+    observer: &mut Observer,
+    targets: &[Target],
+    streams: u64,
+) -> Result<ProcessSample> {
+    let began = Instant::now();
     loop {
-        let sample = ProducerSample::at(producer).await?;
+        let sample = observer.observe(targets).await.processes[0].clone();
+        let of = |metric| sample.counts.of(metric);
+        let settled = of(names::DELIVERED) + of(names::SUBSCRIBER_LOST);
         // A broken stream receives nothing more; its cookies are then reported as missing.
-        if sample.settled >= sample.appended * streams || sample.connected < streams {
-            return Ok(sample);
+        let is_broken = of(names::SUBSCRIBER_CONNECTED) < streams;
+        // A producer that does not respond keeps its previous sample.
+        if sample.at >= began && (settled >= of(names::APPENDED) * streams || is_broken) {
+            let unbalanced = observer.unbalanced().next();
+            return unbalanced.map_or(Ok(sample), |error| Err(anyhow!(error)));
         }
         ensure!(
-            Instant::now() < deadline,
+            began.elapsed() < CATCH_UP_TIMEOUT,
             "streams did not catch up within {CATCH_UP_TIMEOUT:?}"
         );
         sleep(POLL_INTERVAL).await;

@@ -23,12 +23,6 @@ impl SubscribeOutcome {
         report.plots = vec![Plot::over_time("Cookies received", all, series)];
         report
     }
-
-    /// The summary for the terminal.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        self.report().summary()
-    }
 }
 
 fn failures(outcome: &SubscribeOutcome) -> Vec<String> {

@@ -11,32 +11,19 @@ use proto::{
     },
     wire::{ChunkRef, StreamMessage, decode_cookie},
 };
-use runtime::{
-    connect::{Connector, credentials::Security},
-    unix_micros,
-};
+use runtime::unix_micros;
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Response, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Request, Status, Streaming, transport::Channel};
 
-use super::{
-    args::{Call, SubscribeArgs},
-    security,
-};
+use super::args::{Call, SubscribeArgs};
 use crate::report::Micros;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
-
-/// HTTP/2 default windows and frames, which keep unread data at the producer.
-const SLOW_WINDOW_BYTES: u32 = 65_535;
-const SLOW_FRAME_BYTES: u32 = 16_384;
 
 /// Number of single-cookie messages per clock reading.
 const MESSAGES_PER_CLOCK: u64 = 16;
@@ -117,7 +104,6 @@ struct Position {
 
 pub(super) struct Stream {
     args: SubscribeArgs,
-    security: Security,
     name: String,
     began: Instant,
     position: Option<Position>,
@@ -125,15 +111,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(
-        args: &SubscribeArgs,
-        security: Security,
-        name: String,
-        began: Instant,
-    ) -> Self {
+    pub(super) fn new(args: &SubscribeArgs, name: String, began: Instant) -> Self {
         Self {
             args: args.clone(),
-            security,
             name,
             began,
             position: None,
@@ -185,48 +165,29 @@ impl Stream {
 
     /// Opens the stream; for `Subscribe`, reads its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
-        let is_slow = self.args.read_rate.is_some();
-        let configure = |endpoint: Endpoint| {
-            if !is_slow {
-                return endpoint;
-            }
-            endpoint
-                .initial_stream_window_size(SLOW_WINDOW_BYTES)
-                .initial_connection_window_size(SLOW_WINDOW_BYTES)
-                .max_frame_size(SLOW_FRAME_BYTES)
-        };
-        let (connector, channel) =
-            security::connect(&self.args.producer, &self.security, configure).await?;
-        let opened = match self.args.call {
-            Call::Subscribe => self.subscribe(&connector, channel).await,
+        let endpoint = client::endpoint(self.args.producer.clone())?;
+        let channel = endpoint.connect().await?;
+        Ok(match self.args.call {
+            Call::Subscribe => self.subscribe(channel).await?,
             Call::GetCookies => {
-                let host = self.name.clone();
-                let request = connector.request(GetCookiesRequest {
-                    host,
+                let request = GetCookiesRequest {
+                    host: self.name.clone(),
                     supports_age: true,
                     deletions: false,
-                });
-                let opened = client::get_cookies(channel, request).await;
-                opened.map(Response::into_inner)
+                };
+                let request = Request::new(request);
+                client::get_cookies(channel, request).await?.into_inner()
             }
-        };
-        match connector.failure() {
-            Some(trouble) if opened.is_err() => Err(anyhow::anyhow!("{trouble}")),
-            _ => Ok(opened?),
-        }
+        })
     }
 
-    async fn subscribe(
-        &mut self,
-        connector: &Connector,
-        channel: Channel,
-    ) -> Result<Streaming<Bytes>, Status> {
+    async fn subscribe(&mut self, channel: Channel) -> Result<Streaming<Bytes>, Status> {
         let cursors = self.position.iter().map(|position| Cursor {
             producer_id: position.producer_id.clone(),
             epoch: position.epoch,
             sequence: position.next_sequence.saturating_sub(1),
         });
-        let request = connector.request(SubscribeRequest {
+        let request = Request::new(SubscribeRequest {
             subscriber: self.name.clone(),
             cursors: cursors.collect(),
             start: StartPosition::Newest.into(),
@@ -281,20 +242,13 @@ impl Stream {
                 Ok(message) => message,
                 Err(status) => return self.broken(&status),
             };
-            let bytes = message.len() as u64;
-            self.counts.bytes += bytes;
+            self.counts.bytes += message.len() as u64;
             match self.args.call {
                 Call::Subscribe => self.event(message),
                 Call::GetCookies => self.cookie(&message),
             }
             if self.is_done() {
                 return;
-            }
-            if let Some(per_second) = self.args.read_rate {
-                sleep(Duration::from_secs_f64(
-                    bytes as f64 / per_second.get() as f64,
-                ))
-                .await;
             }
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bench::{
     memory::Memory,
     observe::{Observation, ProcessCounts, ProcessSample, Role},
+    scrape::names,
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -30,7 +31,8 @@ pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) ->
 /// An observation of producer `p`, which started at `started` and has accepted `appended` cookies.
 pub(super) fn observation(at: Instant, started: u64, appended: u64) -> Observation {
     let mut run = ProcessCounts::default();
-    (run.started, run.appended) = (started, appended);
+    run.set(names::STARTED.name, started);
+    run.set(names::APPENDED.name, appended);
     let observed = ProcessSample {
         role: Role::Producer,
         name: "p".to_owned(),

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use bench::{
     e2e::{LoadResult, Settlement, Verification},
-    observe::{Observation, ProcessCounts, Role},
+    observe::{Observation, Role},
     report::{Percentiles, grouped, per_second, plural, rate},
+    scrape::names,
     verify::StoreVerdict,
 };
 use serde::Serialize;
@@ -90,10 +91,9 @@ impl SoakOutcome {
         let result = run.result;
         let counts = &result.counts;
         let last = run.observations.last().unwrap_or(run.before);
-        let nodes = |of: fn(&ProcessCounts) -> u64| -> Vec<u64> {
-            last.of(Role::Consumer)
-                .map(|observed| of(&observed.counts))
-                .collect()
+        let nodes = |metric| -> Vec<u64> {
+            let nodes = last.of(Role::Consumer);
+            nodes.map(|observed| observed.counts.of(metric)).collect()
         };
         let mut outcome = Self {
             consumers: run.args.cluster.consumers.get(),
@@ -117,8 +117,8 @@ impl SoakOutcome {
                 .max()
                 .unwrap_or(0),
             settled: run.settled,
-            lost: nodes(|counts| counts.lost),
-            uncertain_restarts: nodes(|counts| counts.uncertain_restarts),
+            lost: nodes(names::LOST),
+            uncertain_restarts: nodes(names::UNCERTAIN_RESTARTS),
             kinds: run
                 .kinds
                 .iter()
@@ -180,12 +180,6 @@ impl SoakOutcome {
                 ));
             }
         }
-    }
-
-    /// Whether all checks passed.
-    #[must_use]
-    pub fn has_passed(&self) -> bool {
-        self.failures.is_empty()
     }
 
     /// The summary for the terminal.

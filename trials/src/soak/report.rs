@@ -36,5 +36,5 @@ pub(super) fn report(
     });
     report.add("Faults", &note, events.collect::<Vec<_>>());
     report.plots = plots(observations, began);
-    report.with_outcome(outcome)
+    report
 }

@@ -6,7 +6,10 @@
 
 use std::time::Duration;
 
-use bench::observe::{Observation, Role};
+use bench::{
+    observe::{Observation, Role},
+    scrape::names,
+};
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -169,8 +172,8 @@ impl ReportedLoss {
             let mut producers = at.of(Role::Producer);
             let observed = producers.find(|observed| observed.name == self.producer)?;
             let epoch = &observed.run;
-            let is_it = epoch.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
-            is_it.then_some((at.at, epoch.appended))
+            let is_it = epoch.of(names::STARTED).abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
+            is_it.then_some((at.at, epoch.of(names::APPENDED)))
         })
     }
 }

@@ -77,8 +77,8 @@ fn plan(
 /// Runs a load and returns the number of accepted requests.
 async fn send(plan: &load::Plan) -> Result<u64> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
-    if !outcome.has_passed() {
-        println!("{}", outcome.summary());
+    if !outcome.report().failures.is_empty() {
+        println!("{}", outcome.report().summary());
     }
     Ok(outcome.counts.accepted)
 }

@@ -53,9 +53,9 @@ async fn with_well_behaved_client(
     abused?;
     let outcome = outcome?;
     ensure!(
-        outcome.has_passed() && outcome.counts.reconnects == 0,
+        outcome.report().failures.is_empty() && outcome.counts.reconnects == 0,
         "{}",
-        outcome.summary()
+        outcome.report().summary()
     );
     assert_eq!(producer.appended().await?, outcome.counts.accepted);
     Ok(())

@@ -38,9 +38,9 @@ pub(crate) async fn send_during<T>(
     honest?;
     let outcome = outcome?;
     ensure!(
-        outcome.has_passed() && outcome.counts.accepted == REQUESTS,
+        outcome.report().failures.is_empty() && outcome.counts.accepted == REQUESTS,
         "{}",
-        outcome.summary()
+        outcome.report().summary()
     );
 
     let mut requests = BTreeMap::from([("accepted".to_owned(), accepted)]);

@@ -179,9 +179,9 @@ fn launch<'a>(
 pub(crate) async fn accept_all(plan: &load::Plan) -> Result<load::LoadOutcome> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
     ensure!(
-        outcome.has_passed() && Some(outcome.counts.accepted) == plan.requests,
+        outcome.report().failures.is_empty() && Some(outcome.counts.accepted) == plan.requests,
         "{}",
-        outcome.summary()
+        outcome.report().summary()
     );
     Ok(outcome)
 }

@@ -104,7 +104,7 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
     ensure!(
         (outcome.counts.accepted..=outcome.counts.sent).contains(&last),
         "{last} cookies were delivered:\n{}",
-        outcome.summary()
+        outcome.report().summary()
     );
     for (number, cookie) in (0..).zip(&reader.cookies) {
         let sent = plan.traffic.cookie(0, number);

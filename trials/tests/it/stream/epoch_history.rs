@@ -225,7 +225,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     ensure!(
         lost_min >= 1_000,
         "too few losses to check: {}",
-        outcome.summary()
+        outcome.report().summary()
     );
     ensure!(
         (lost_min..=lost_max + producer::epoch_history::BOUND_STEP).contains(&bound),

@@ -216,8 +216,12 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
     rolled.with_context(|| haproxy.last_lines(20))?;
     let outcome = outcome?;
     haproxy.check()?;
-    eprintln!("{}", outcome.summary());
-    ensure!(outcome.counts.errors() == 0, "{}", outcome.summary());
+    eprintln!("{}", outcome.report().summary());
+    ensure!(
+        outcome.counts.errors() == 0,
+        "{}",
+        outcome.report().summary()
+    );
     let metrics = second.metrics().await?;
     for (name, label, reason) in [
         ("producer_http_tls_handshakes_total", "outcome", "failed"),

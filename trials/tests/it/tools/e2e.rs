@@ -1,6 +1,7 @@
 //! `bench e2e` and `trials soak` as a user runs them, at low rates.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -8,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::programs::BIN_DIR_VARIABLE;
+use bench::{
+    programs::BIN_DIR_VARIABLE,
+    report::{Report, Row},
+};
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -129,6 +133,32 @@ impl RunResult {
             .map(|verdict| verdict[count].as_u64());
         counts.map(Option::unwrap_or_default).sum()
     }
+
+    /// The report of `bench e2e`.
+    fn e2e(&self) -> Result<Report> {
+        Ok(serde_json::from_value(self.report.clone())?)
+    }
+}
+
+/// Names of the rows of a table, each with the texts of its measurements by name.
+fn rows(report: &Report, title: &str) -> Vec<(String, BTreeMap<String, String>)> {
+    let tables = report.tables.iter().filter(|table| table.title == title);
+    let rows = tables.flat_map(|table| &table.rows);
+    let texts = |row: &Row| {
+        let measurements = row.measurements.iter();
+        let texts = measurements.map(|it| (it.name.clone(), it.text.clone()));
+        (row.name.clone(), texts.collect())
+    };
+    rows.map(texts).collect()
+}
+
+/// The sum of a measurement over all stores.
+fn verified(report: &Report, name: &str) -> f64 {
+    let tables = report.tables.iter();
+    let rows = tables.filter(|table| table.title == "Verification");
+    let measurements = rows.flat_map(|table| table.rows.iter().flat_map(|row| &row.measurements));
+    let values = measurements.filter(|it| it.name == name);
+    values.filter_map(|it| it.value).sum()
 }
 
 /// Processes with this directory in their environment.
@@ -160,31 +190,26 @@ async fn check_rate_ladder(store: &str) -> Result<()> {
     ];
     let result = Run::bench(&args).await?.finish().await?;
     result.expect_exit(0)?;
-    let steps = result.report["steps"].as_array().context("steps")?;
+    let report = result.e2e()?;
+    let steps = rows(&report, "Steps");
     ensure!(steps.len() == 2);
-    for step in steps {
-        let accepted = step["accepted"].as_u64();
-        ensure!(
-            accepted > Some(0) && accepted == step["sent"].as_u64(),
-            "{step:#}"
-        );
-        for node in step["nodes"].as_array().context("nodes")? {
-            ensure!(node["received"].as_u64() == accepted, "{step:#}");
+    for (rate, _) in &steps {
+        let value = |name: &str| report.value(&format!("{rate}{name}"));
+        let accepted = value(": requests accepted");
+        ensure!(accepted > Some(0.0), "{report:#?}");
+        ensure!(accepted <= value(": requests offered"), "{report:#?}");
+        for node in ["node-1", "node-2"] {
+            let received = value(&format!(" {node}: received"));
+            ensure!(received == accepted, "{report:#?}");
         }
-        let roles = ["producer", "consumer", "generator"];
-        for role in roles {
-            let processes = step["processes"].as_array().context("processes")?;
-            let of = processes.iter().filter(|used| used["role"] == role);
-            let memory = of.map(|used| used["peak_bytes"].as_u64());
-            ensure!(
-                memory.clone().count() > 0 && memory.min() > Some(Some(0)),
-                "{step:#}"
-            );
+        for process in ["producer-1", "producer-2", "node-1", "node-2", "generator"] {
+            let memory = value(&format!(" {process}: peak"));
+            ensure!(memory > Some(0.0), "{report:#?}");
         }
     }
     // 50 users of 20 DSPs: most of the 1,000 pairs are drawn for each node.
-    ensure!(result.verified("stored") > 1_000, "{:#}", result.report);
-    ensure!(result.verified("stored") == result.verified("correct"));
+    ensure!(verified(&report, "stored") > 1_000.0, "{report:#?}");
+    ensure!(verified(&report, "stored") == verified(&report, "correct"));
     Ok(())
 }
 
@@ -211,8 +236,6 @@ async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Resul
         "60s",
         "--store",
         &uri,
-        "--mongodb-prefix",
-        "it-",
         "--consumer-arg=--expiry=index",
     ];
     let run = Run::bench(&args).await?;
@@ -224,13 +247,14 @@ async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Resul
         indexes == ["_id_", "t_1"],
         "there is no index on t: {indexes:?}"
     );
-    ensure!(result.report["expiry"] == "index", "{:#}", result.report);
+    let report = result.e2e()?;
+    ensure!(report.title.contains("--expiry index"), "{}", report.title);
     result.expect_exit(1)?;
-    ensure!(result.verified("wrong") == 1, "{:#}", result.report);
-    ensure!(result.verified("unexpected") == 1, "{:#}", result.report);
+    ensure!(verified(&report, "wrong") == 1.0, "{report:#?}");
+    ensure!(verified(&report, "unexpected") == 1.0, "{report:#?}");
     let remaining = client.list_database_names().await?;
     ensure!(
-        !remaining.iter().any(|name| name.starts_with("it-")),
+        !remaining.iter().any(|name| name.starts_with("bench-e2e-")),
         "{remaining:?}"
     );
     Ok(())
@@ -246,7 +270,10 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
                 .next()
                 .is_some_and(|dsp| dsp.parse::<u32>().is_ok());
             let cookies = client.database(&name).collection::<Document>("cookies");
-            if name.starts_with("it-") && is_dsp && cookies.find_one(doc! {}).await?.is_some() {
+            if name.starts_with("bench-e2e-")
+                && is_dsp
+                && cookies.find_one(doc! {}).await?.is_some()
+            {
                 return Ok(true);
             }
         }
@@ -255,7 +282,7 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
     .await?;
     for name in client.list_database_names().await? {
         let cookies = client.database(&name).collection::<Document>("cookies");
-        if name.starts_with("it-") && !name.ends_with("cookiesync") {
+        if name.starts_with("bench-e2e-") && !name.ends_with("cookiesync") {
             victim = cookies
                 .find_one(doc! {})
                 .await?
@@ -313,18 +340,14 @@ async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Res
     kill_process(victims[0], Signal::KILL)?;
     let result = run.finish().await?;
     result.expect_exit(1)?;
-    let report = &result.report;
-    let failures = report["failures"].as_array().context("failures")?;
-    let of_node = failures.iter().filter(|failure| {
-        failure
-            .as_str()
-            .is_some_and(|it| it.starts_with("node-1 exited"))
-    });
-    ensure!(of_node.count() == 1, "{report:#}");
-    let steps = report["steps"].as_array().context("steps")?;
-    ensure!(steps.len() == 1, "{report:#}");
-    ensure!(steps[0]["is_sustained"] == false && steps[0]["ended_early"] == "process-exited");
-    ensure!(report["interrupted"] == false);
+    let report = result.e2e()?;
+    let failures = report.failures.iter();
+    let of_node = failures.filter(|failure| failure.starts_with("node-1 exited"));
+    ensure!(of_node.count() == 1, "{report:#?}");
+    let steps = rows(&report, "Steps");
+    ensure!(steps.len() == 1, "{report:#?}");
+    ensure!(steps[0].1["sustained"] == "process exited", "{steps:?}");
+    ensure!(!report.findings.iter().any(|it| it.contains("interrupted")));
     Ok(())
 }
 
@@ -347,13 +370,17 @@ async fn interrupted_run_stops_all_processes_verifies_and_reports() -> Result<()
     run.interrupt()?;
     let result = run.finish().await?;
     result.expect_exit(0)?;
-    ensure!(result.report["interrupted"] == true);
-    let steps = result.report["steps"].as_array().context("steps")?;
-    ensure!(steps.len() == 1 && steps[0]["ended_early"] == "interrupted");
-    ensure!(steps[0]["is_sustained"] == false);
+    let report = result.e2e()?;
     ensure!(
-        result.verified("stored") > 0 && result.verified("stored") == result.verified("correct")
+        report
+            .findings
+            .iter()
+            .any(|it| it.contains(", interrupted;"))
     );
+    let steps = rows(&report, "Steps");
+    ensure!(steps.len() == 1 && steps[0].1["sustained"] == "interrupted");
+    ensure!(verified(&report, "stored") > 0.0);
+    ensure!(verified(&report, "stored") == verified(&report, "correct"));
     Ok(())
 }
 

@@ -44,7 +44,7 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
     let plan = producer.ordered_load(1, 1_000, 300_000)?;
     let text = tokio::select! {
         text = browser::run("pages.py", &chromium, &arguments) => text?,
-        accepted = accept_all(&plan) => bail!("the load ended first: {}", accepted?.summary()),
+        accepted = accept_all(&plan) => bail!("the load ended first: {}", accepted?.report().summary()),
     };
     drop(hostile);
     println!("{text}Screenshots are in {screenshots}.");

@@ -43,7 +43,7 @@ fn write(
     let plot = Plot::over_time("Rate", "cookies a second", vec![line]);
     report.plots = vec![plot];
     let dir = args.prepare(scenario)?.context("no directory")?;
-    dir.write(&report)?;
+    report.write(&dir)?;
     Ok(path)
 }
 
