@@ -370,37 +370,6 @@ impl Algorithm {
             .expect("the parameters were checked"),
         }
     }
-
-    /// Maximum number of requests that can be admitted in any half-open interval of `nanos` nanoseconds: the worst case for the partner.
-    #[must_use]
-    pub fn max_in(&self, nanos: u64) -> u64 {
-        let windows = |limit: u64, window: Duration, more: u64| {
-            let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-            limit.saturating_mul(nanos.div_ceil(window).saturating_add(more))
-        };
-        let paced = |rate: Rate, burst: u64| rate.requests_in(nanos).saturating_add(burst);
-        match *self {
-            Self::TokenBucket { rate, burst } => paced(rate, burst),
-            Self::SteppedBucket { rate, burst } => {
-                let (tokens, step) = rate.written();
-                burst.saturating_add(tokens.saturating_mul(nanos.div_ceil(step)))
-            }
-            Self::LeakyBucket { rate, .. } | Self::WarmUp { rate, .. } => paced(rate, 1),
-            Self::FixedWindow {
-                limit,
-                window,
-                aligned,
-            } => windows(
-                limit,
-                window,
-                u64::from(aligned == Alignment::Clock || nanos > 0),
-            ),
-            Self::SlidingLog { limit, window } | Self::StepWindow { limit, window, .. } => {
-                windows(limit, window, 0)
-            }
-            Self::SlidingCounter { limit, window } => windows(limit, window, 1),
-        }
-    }
 }
 
 impl fmt::Display for Algorithm {
@@ -413,7 +382,7 @@ impl fmt::Display for Algorithm {
             Self::TokenBucket { rate, burst } => write!(
                 formatter,
                 "{rate}, with bursts of up to {burst}: at most {} in any second",
-                self.max_in(SECOND)
+                rate.requests_in(SECOND).saturating_add(*burst)
             ),
             Self::SteppedBucket { rate, burst } => {
                 let (tokens, step) = rate.written();
@@ -421,7 +390,7 @@ impl fmt::Display for Algorithm {
                     formatter,
                     "{tokens} tokens every {}, up to {burst} accumulated: at most {} in any second",
                     Time(step),
-                    self.max_in(SECOND)
+                    burst.saturating_add(tokens.saturating_mul(SECOND.div_ceil(step)))
                 )
             }
             Self::LeakyBucket { rate, capacity } => write!(

@@ -18,10 +18,6 @@ const SCANNED_WHEN_FULL: usize = 256;
 /// Tables with fewer entries evict nothing before they are full.
 const SMALL: usize = 1_024;
 
-/// All entries are in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TableFull;
-
 #[derive(Debug)]
 pub(crate) struct KeyTable<K> {
     /// Indexes of entries by limit and key. The hash has a random seed, because untrusted clients may choose the keys.
@@ -41,13 +37,7 @@ pub(crate) struct KeyTable<K> {
     hasher: foldhash::fast::RandomState,
     /// Index of the last scanned entry, like the hand of the CLOCK algorithm.
     hand: usize,
-    changes: Changes<K>,
-}
-
-/// The changes since they were last taken.
-#[derive(Debug)]
-struct Changes<K> {
-    are_tracked: bool,
+    tracks_changes: bool,
     /// Indexes of changed entries, without duplicates.
     changed: Vec<u32>,
     evicted: Vec<(LimitId, K)>,
@@ -86,27 +76,25 @@ impl<K: Hash + Eq> KeyTable<K> {
             bytes_max,
             hasher: foldhash::fast::RandomState::default(),
             hand: 0,
-            changes: Changes {
-                are_tracked: false,
-                changed: Vec::new(),
-                evicted: Vec::new(),
-            },
+            tracks_changes: false,
+            changed: Vec::new(),
+            evicted: Vec::new(),
         }
     }
 
     /// Records changes for [`take_changes`](Self::take_changes) from now on.
     pub(crate) fn track_changes(&mut self) {
-        self.changes.are_tracked = true;
+        self.tracks_changes = true;
     }
 
     /// Calls `each` for every key whose state changed since the last call, and with `None` for every evicted key.
     pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&KeyState>)) {
-        for (limit, key) in std::mem::take(&mut self.changes.evicted) {
+        for (limit, key) in std::mem::take(&mut self.evicted) {
             if self.find(limit, &key).is_none() {
                 each(limit, &key, None);
             }
         }
-        for index in std::mem::take(&mut self.changes.changed) {
+        for index in std::mem::take(&mut self.changed) {
             let entry = &mut self.entries[index as usize];
             entry.is_changed = false;
             if let Some(key) = &entry.key {
@@ -210,9 +198,9 @@ impl<K: Hash + Eq> KeyTable<K> {
     pub(crate) fn state_mut(&mut self, index: u32) -> &mut KeyState {
         let entry = &mut self.entries[index as usize];
         entry.was_used = true;
-        if self.changes.are_tracked && !entry.is_changed {
+        if self.tracks_changes && !entry.is_changed {
             entry.is_changed = true;
-            self.changes.changed.push(index);
+            self.changed.push(index);
         }
         &mut entry.state
     }
@@ -239,7 +227,7 @@ impl<K: Hash + Eq> KeyTable<K> {
         limits: impl Iterator<Item = LimitId> + Clone,
         kept: &[Option<u32>],
         is_idle: impl Fn(LimitId, &KeyState) -> bool,
-    ) -> Result<(), TableFull> {
+    ) -> bool {
         let is_idle =
             |index, limit, state: &KeyState| !kept.contains(&Some(index)) && is_idle(limit, state);
         // Evict about as many keys as are inserted, so that long scans are rare.
@@ -247,11 +235,10 @@ impl<K: Hash + Eq> KeyTable<K> {
             self.scan(SCANNED, true, &is_idle);
         }
         if self.has_capacity(limits.clone()) {
-            return Ok(());
+            return true;
         }
         self.scan(SCANNED_WHEN_FULL, false, &is_idle);
-        let has_capacity = self.has_capacity(limits);
-        has_capacity.then_some(()).ok_or(TableFull)
+        self.has_capacity(limits)
     }
 
     pub(crate) fn evict_idle(
@@ -295,8 +282,8 @@ impl<K: Hash + Eq> KeyTable<K> {
                 found.remove();
             }
             let state = std::mem::replace(&mut entry.state, KeyState::none());
-            if self.changes.are_tracked {
-                self.changes.evicted.push((entry.limit, key));
+            if self.tracks_changes {
+                self.evicted.push((entry.limit, key));
             }
             let of = &mut self.of_limits[entry.limit.index()];
             of.keys -= 1;

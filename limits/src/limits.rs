@@ -12,7 +12,7 @@ use std::{borrow::Cow, hash::Hash, time::Duration};
 use self::demands::{MergedDemand, MergedDemands};
 use crate::{
     decision::{Decision, Demand, Limit, LimitId, Refusal},
-    keys::{KeyTable, TableFull},
+    keys::KeyTable,
     meter::{KeyState, Meter},
     rate::RateError,
 };
@@ -148,7 +148,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let mut merged = self.merge::<MAX>(demands);
         let decision = self.decide(&merged, from, now, max_wait);
         if let Some(at) = decision.at(now) {
-            if let Err((limit, TableFull)) = self.create_entries(&mut merged, demands, now) {
+            if let Err(limit) = self.create_entries(&mut merged, demands, now) {
                 let reason = Refusal::TableFull;
                 return Decision::Refused { limit, reason };
             }
@@ -420,7 +420,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         merged: &mut MergedDemands<MAX>,
         demands: &[Demand<K>],
         now: u64,
-    ) -> Result<(), (LimitId, TableFull)> {
+    ) -> Result<(), LimitId> {
         let missing = || merged.all().iter().filter(|it| it.entry.is_none());
         let Some(first) = missing().next().map(|it| it.limit) else {
             return Ok(());
@@ -435,9 +435,10 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let known: [Option<u32>; MAX] = std::array::from_fn(|index| merged.all[index].entry);
         let is_idle =
             |limit: LimitId, state: &KeyState| limits[limit.index()].meter.is_idle(state, now);
-        keys.make_room(missing().map(|it| it.limit), &known, is_idle)
-            .map_err(|full| (first, full))?;
-        let new = merged.all_mut().iter_mut();
+        if !keys.make_room(missing().map(|it| it.limit), &known, is_idle) {
+            return Err(first);
+        }
+        let new = merged.all[..merged.length].iter_mut();
         for it in new.filter(|it| it.entry.is_none()) {
             let state = limits[it.limit.index()].initial();
             let key = demands[it.demand].key.clone();

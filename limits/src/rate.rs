@@ -26,30 +26,8 @@ pub struct Rate {
 
 /// The error of an invalid rate, time, number or size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RateError {
-    /// Malformed rate.
-    #[error("invalid rate `{0}`: write REQUESTS/TIME, such as 300/s, 1000/1h or 50 000/day")]
-    Rate(String),
-    /// Malformed time.
-    #[error("invalid time `{0}`: write a number and ns, us, ms, s, min, h or day")]
-    Time(String),
-    /// Malformed number.
-    #[error("invalid number `{0}`: write a whole number")]
-    Count(String),
-    /// Malformed size.
-    #[error("invalid size `{0}`: write a whole number, without a unit or with KiB, MiB or GiB")]
-    Bytes(String),
-    /// Zero, or more than the maximum.
-    #[error("invalid {what} {value}: use 1 to {max}")]
-    Range {
-        /// Name of the parameter.
-        what: &'static str,
-        /// Its value.
-        value: u64,
-        /// Its maximum.
-        max: u64,
-    },
-}
+#[error("{0}")]
+pub struct RateError(String);
 
 impl Rate {
     /// A rate of `requests` per period.
@@ -151,7 +129,8 @@ impl FromStr for Rate {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let error = || RateError::Rate(text.to_owned());
+        let form = "write REQUESTS/TIME, such as 300/s, 1000/1h or 50 000/day";
+        let error = || RateError(format!("invalid rate `{text}`: {form}"));
         let (requests, per) = text.split_once('/').ok_or_else(error)?;
         let Count(requests) = requests.parse().map_err(|_| error())?;
         let per = per.trim();
@@ -185,7 +164,7 @@ impl FromStr for Count {
         let number = digits.parse().ok().filter(|_| is_number);
         number
             .map(Self)
-            .ok_or_else(|| RateError::Count(text.to_owned()))
+            .ok_or_else(|| RateError(format!("invalid number `{text}`: write a whole number")))
     }
 }
 
@@ -224,9 +203,9 @@ pub(crate) fn period(time: Duration) -> Result<u64, RateError> {
     in_range("time in nanoseconds", nanos, max)
 }
 
-pub(crate) fn in_range(what: &'static str, value: u64, max: u64) -> Result<u64, RateError> {
+pub(crate) fn in_range(what: &str, value: u64, max: u64) -> Result<u64, RateError> {
     if value == 0 || value > max {
-        return Err(RateError::Range { what, value, max });
+        return Err(RateError(format!("invalid {what} {value}: use 1 to {max}")));
     }
     Ok(value)
 }
@@ -305,7 +284,8 @@ impl FromStr for Time {
 
     /// Parses a time such as `250ms`, `1 h` or `2 days`, from 1 ns to [`PERIOD_MAX`].
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let error = || RateError::Time(text.to_owned());
+        let form = "write a number and ns, us, ms, s, min, h or day";
+        let error = || RateError(format!("invalid time `{text}`: {form}"));
         let text = text.trim();
         let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
         let (number, name) = text.split_at(end.ok_or_else(error)?);
@@ -348,7 +328,8 @@ impl FromStr for Bytes {
 
     /// Parses a size such as `65536`, `64KiB` or `16 GiB`.
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let error = || RateError::Bytes(text.to_owned());
+        let form = "write a whole number, without a unit or with KiB, MiB or GiB";
+        let error = || RateError(format!("invalid size `{text}`: {form}"));
         let end = text.find(|it: char| it.is_ascii_alphabetic());
         let (number, name) = text.split_at(end.unwrap_or(text.len()));
         let unit = match name.trim() {

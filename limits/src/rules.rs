@@ -45,7 +45,6 @@
 //! The [`Handling`] is for the process that enforces the limits; neither this crate nor `limiter` drops or queues calls. All keys of
 //! `shape` and `dead_letter` are optional, with the defaults above.
 
-mod document;
 mod handling;
 mod reader;
 mod sharing;
@@ -53,8 +52,9 @@ mod tables;
 
 use std::fmt;
 
+pub use toml::Table;
+
 pub use self::{
-    document::{Document, LimitDefinition},
     handling::{Handling, Mode, RequeuePolicy},
     sharing::{Sharing, SharingMode},
     tables::Tables,
@@ -116,16 +116,9 @@ pub enum Unknown {
 }
 
 /// The errors of a limits file, one sentence each.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
 pub struct ConfigErrors(pub Vec<String>);
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0.join("\n"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
 
 impl Rules {
     /// Parses a limits file.

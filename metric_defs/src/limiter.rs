@@ -100,7 +100,3 @@ pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
     "Time by which the system clock is behind the limiter's monotonic clock.",
 );
-pub const CLOCK_STEPS: MetricDef = MetricDef::counter(
-    "limiter_clock_steps_total",
-    "Forward steps of the limiter's clock because the system clock was more than one second ahead.",
-);

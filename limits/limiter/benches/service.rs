@@ -101,7 +101,8 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
             sleep(Duration::from_millis(10)).await;
         }
     });
-    let rule = ExactRule::new(&Algorithm::token_bucket(RATE, BURST)?.into())?;
+    let rule = ExactRule::new(&Algorithm::token_bucket(RATE, BURST)?.into())
+        .map_err(anyhow::Error::msg)?;
     let clients = (0..CLIENTS).map(|_| async |counter| by_script(exact, rule, counter).await);
     measure(runtime, "exact", server, length, None, clients)?;
     stop.cancel();
@@ -226,7 +227,7 @@ async fn by_script(exact: &ExactLimits, rule: ExactRule, counter: u64) -> Result
     match exact.decide(&[request], operation, Duration::ZERO).await {
         Ok(decision) if decision.outcome == Outcome::Now => Ok(()),
         Ok(decision) => bail!("a call was not granted: {decision:?}"),
-        Err(error) => bail!("no decision: {error}"),
+        Err(error) => bail!("no decision: {error:?}"),
     }
 }
 

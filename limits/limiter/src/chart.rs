@@ -5,6 +5,8 @@ use plotters::prelude::{
     AreaSeries, ChartBuilder, Color, IntoDrawingArea, LineSeries, RGBColor, SVGBackend, TRANSPARENT,
 };
 
+use runtime::metrics::as_f64;
+
 use crate::replay::{Flow, Outcome};
 
 const SIZE: (u32, u32) = (860, 240);
@@ -68,9 +70,4 @@ fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::e
     ))?;
     area.present()?;
     Ok(())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a coordinate in a chart")]
-fn as_f64(number: u64) -> f64 {
-    number as f64
 }

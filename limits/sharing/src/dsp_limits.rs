@@ -75,7 +75,7 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
         errors.push(format!("sharing: too many limits: {count} exceed {max}"));
     }
     let members_max = sharing.members_max.unwrap_or(1);
-    let shares = count as u64 * members_max;
+    let shares = (count as u64).saturating_mul(members_max);
     if shares > SHARES_MAX {
         errors.push(format!(
             "sharing: too many shares: {count} limits for {members_max} members exceed {SHARES_MAX}: split the file into several groups"

@@ -27,9 +27,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::rule::{
-    ExactDecision, ExactRule, Operation, Outcome, RemainingQuota, UnsupportedLimit,
-};
+pub use self::rule::{ExactDecision, ExactRule, Operation, Outcome, RemainingQuota};
 use crate::server::{Address, Breaker, ServerError};
 
 /// The script that decides on calls.
@@ -67,13 +65,11 @@ pub struct RuleRequest {
 }
 
 /// The reason why there is no decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExactError {
     /// The server did not respond in time, or is not connected.
-    #[error("sharing server unavailable")]
     Unavailable,
     /// The server responds to other calls; this one got no permit or no reply in time.
-    #[error("sharing server overloaded")]
     Busy,
 }
 
@@ -154,7 +150,7 @@ impl ExactLimits {
                 Err(ExactError::Busy)
             }
             Err(error) => {
-                self.breaker.record_failure(&link, error);
+                self.breaker.record_failure(&link, &error);
                 Err(ExactError::Unavailable)
             }
         }
@@ -241,12 +237,12 @@ mod tests {
         ];
         let error = |limit: Limit| ExactRule::new(&limit).unwrap_err();
         for (algorithm, name) in unsupported {
-            assert_eq!(error(algorithm.into()), UnsupportedLimit::Algorithm(name));
+            assert!(error(algorithm.into()).contains(name));
         }
         let nanoseconds = Algorithm::token_bucket("1/ns", 1).unwrap();
-        assert_eq!(error(nanoseconds.into()), UnsupportedLimit::Nanoseconds);
+        assert!(error(nanoseconds.into()).contains("microseconds"));
         let large = Algorithm::token_bucket("1/3000days", 100).unwrap();
-        assert_eq!(error(large.into()), UnsupportedLimit::Numbers);
+        assert!(error(large.into()).contains("burst"));
         let window = Algorithm::FixedWindow {
             limit: 1,
             window: second,
@@ -256,7 +252,7 @@ mod tests {
             count_refused: true,
             ..window.into()
         };
-        assert_eq!(error(counting), UnsupportedLimit::CountRefused);
+        assert!(error(counting).contains("count_refused"));
     }
 
     #[tokio::test]

@@ -1,12 +1,15 @@
 //! The lease of one process: a task that renews its shares at the server, and the shares in effect at any time.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use redis::Value;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -65,74 +68,66 @@ pub trait ShareUser: Send {
 }
 
 /// Handle to the shares of this process.
-#[derive(Debug, Clone)]
-pub struct Lease {
-    inner: Arc<LeaseInner>,
-}
-
 #[derive(Debug)]
-struct LeaseInner {
+pub struct Lease {
     config: Config,
     began: Instant,
     wakes: Notify,
-    plan: Mutex<Arc<SharePlan>>,
-    health: Mutex<LeaseHealth>,
+    plan: watch::Sender<Arc<SharePlan>>,
+    health: watch::Sender<LeaseHealth>,
 }
 
 impl Lease {
     /// Creates a lease without any shares. [`run`](Self::run) requests them.
     #[must_use]
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: Config) -> Arc<Self> {
         let nothing = Member::new(config.terms, &config.member, 0, 0);
-        let plan = Mutex::new(Arc::new(nothing.plan().clone()));
-        Self {
-            inner: Arc::new(LeaseInner {
-                config,
-                began: Instant::now(),
-                wakes: Notify::new(),
-                plan,
-                health: Mutex::default(),
-            }),
-        }
+        Arc::new(Self {
+            config,
+            began: Instant::now(),
+            wakes: Notify::new(),
+            plan: watch::Sender::new(Arc::new(nothing.plan().clone())),
+            health: watch::Sender::default(),
+        })
     }
 
     /// The time in plans: microseconds since this lease was created.
     #[must_use]
     pub fn micros(&self, at: Instant) -> u64 {
-        Terms::micros(at.saturating_duration_since(self.inner.began))
+        Terms::micros(at.saturating_duration_since(self.began))
     }
 
     /// The current plan. It remains valid until a reply changes it.
     #[must_use]
     pub fn plan(&self) -> Arc<SharePlan> {
-        Arc::clone(&self.lock_plan())
+        Arc::clone(&self.plan.borrow())
     }
 
     /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.inner.config
+        &self.config
     }
 
     /// Health of the connection to the server.
     #[must_use]
     pub fn health(&self) -> LeaseHealth {
-        self.lock_health().clone()
+        self.health.borrow().clone()
     }
 
     /// Sends a request immediately, for instance when limits were added.
     pub fn refresh_now(&self) {
-        self.inner.wakes.notify_one();
+        self.wakes.notify_one();
     }
 
     /// Renews the shares until `stop`, then leaves the group and uses nothing.
-    pub async fn run(self, mut user: impl ShareUser, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, mut user: impl ShareUser, stop: CancellationToken) {
         let Config {
             server,
             group,
             member,
             terms,
-        } = &self.inner.config;
+        } = &self.config;
         let since_epoch = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -174,7 +169,7 @@ impl Lease {
                     .mul_f64(0.95 + 0.1 * fastrand::f64())
                     .saturating_sub(began.elapsed()),
             };
-            let pause = timeout(pause, self.inner.wakes.notified());
+            let pause = timeout(pause, self.wakes.notified());
             if stop.run_until_cancelled(pause).await.is_none() {
                 break;
             }
@@ -199,10 +194,10 @@ impl Lease {
         member.set_demands(user.demands());
         let before = member.plan().clone();
         let request = member.request(self.micros(Instant::now()));
-        let reply = send(link, key, &self.inner.config.terms, &request).await?;
+        let reply = send(link, key, &self.config.terms, &request).await?;
         let now = self.micros(Instant::now());
         if !member.receive(request.number, reply, now) {
-            let timeout = Duration::from_micros(self.inner.config.terms.timeout);
+            let timeout = Duration::from_micros(self.config.terms.timeout);
             return Err(ServerError::Timeout(timeout));
         }
         self.record_result(None);
@@ -215,7 +210,7 @@ impl Lease {
                 LeaseReply::TermsMismatch => "[sharing] settings differ from those of the group",
                 _ => "another process uses the same member name",
             };
-            tracing::error!(reason, group = %self.inner.config.group, "sharing server rejected this process; its share of every shared limit is 0");
+            tracing::error!(reason, group = %self.config.group, "sharing server rejected this process; its share of every shared limit is 0");
         }
         self.publish(member, user);
         Ok(member.has_released_share(&before, now))
@@ -224,38 +219,29 @@ impl Lease {
     fn publish(&self, member: &Member, user: &mut impl ShareUser) {
         let plan = Arc::new(member.plan().clone());
         user.apply(&plan);
-        *self.lock_plan() = plan;
+        self.plan.send_replace(plan);
     }
 
     fn record_result(&self, error: Option<&ServerError>) {
-        let mut health = self.lock_health();
-        let before = health.error.take();
-        let server = &self.inner.config.server;
-        match error {
-            Some(error) => {
-                health.failures += 1;
-                if before.is_none() {
-                    tracing::warn!(%server, %error, "sharing server unavailable, retrying");
+        let server = &self.config.server;
+        self.health.send_modify(|health| {
+            let before = health.error.take();
+            match error {
+                Some(error) => {
+                    health.failures += 1;
+                    if before.is_none() {
+                        tracing::warn!(%server, %error, "sharing server unavailable, retrying");
+                    }
+                    health.error = Some(error.to_string());
                 }
-                health.error = Some(error.to_string());
-            }
-            None => {
-                health.replies += 1;
-                if before.is_some() {
-                    tracing::info!(%server, "sharing server available again");
+                None => {
+                    health.replies += 1;
+                    if before.is_some() {
+                        tracing::info!(%server, "sharing server available again");
+                    }
                 }
             }
-        }
-    }
-
-    fn lock_plan(&self) -> MutexGuard<'_, Arc<SharePlan>> {
-        let plan = self.inner.plan.lock();
-        plan.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_health(&self) -> MutexGuard<'_, LeaseHealth> {
-        let health = self.inner.health.lock();
-        health.unwrap_or_else(PoisonError::into_inner)
+        });
     }
 
     /// The current state of the shares.

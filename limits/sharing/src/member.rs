@@ -214,14 +214,7 @@ impl Member {
                 },
                 demand,
             });
-        let request = LeaseRequest {
-            member: self.name.clone(),
-            instance: self.instance,
-            number: self.number,
-            applied: self.applied,
-            leaves: false,
-            limits: limits.collect(),
-        };
+        let request = self.message(limits.collect());
         self.pending = Some((request.clone(), now));
         request
     }
@@ -267,12 +260,19 @@ impl Member {
         self.pending = None;
         self.plan.refused = Some(LeaseReply::Replaced(self.instance));
         LeaseRequest {
+            leaves: true,
+            ..self.message(Vec::new())
+        }
+    }
+
+    fn message(&self, limits: Vec<LimitRequest>) -> LeaseRequest {
+        LeaseRequest {
             member: self.name.clone(),
             instance: self.instance,
             number: self.number,
             applied: self.applied,
-            leaves: true,
-            limits: Vec::new(),
+            leaves: false,
+            limits,
         }
     }
 }

@@ -7,9 +7,6 @@ use std::time::Duration;
 /// An entire limit: shares are in millionths.
 pub const WHOLE: u64 = 1_000_000;
 
-/// Maximum value of `members_max`.
-pub const MEMBERS_MAX: u64 = 1000;
-
 /// The settings of a group. The server rejects members whose settings differ from those of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
@@ -46,10 +43,6 @@ impl Terms {
             (
                 is_known,
                 "invalid forget_after: use at least 20 times ttl, up to 30 days",
-            ),
-            (
-                self.members_max <= MEMBERS_MAX,
-                "invalid members_max: use at most 1000",
             ),
         ];
         match rules.iter().find(|(holds, _)| !holds) {

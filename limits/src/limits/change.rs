@@ -10,8 +10,7 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Changes the parameters or algorithms of any number of limits at `now`, in one pass over all keys. The changes take effect in the
-    /// given order.
+    /// Changes the parameters or algorithms of any number of limits at `now`, in one pass over all keys.
     ///
     /// The usage of keys is converted as each [`CarryOver`] defines. Waiting calls keep their slots; see [`reschedule`](Self::reschedule).
     /// Keys in use are not evicted, even if they exceed the memory bound under the new limits.
@@ -36,7 +35,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// If the parameters of a limit are invalid. Then nothing changes.
     ///
     /// # Panics
-    /// If a limit belongs to another [`Limits`].
+    /// If a limit has several changes, or belongs to another [`Limits`].
     pub fn change_all(
         &mut self,
         changes: &[(LimitId, Limit, CarryOver)],
@@ -54,9 +53,8 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             // Only keys in use may exceed the bound.
             self.evict_idle(usize::MAX, now);
         }
-        let mut steps: Vec<Vec<(Meter, Meter, CarryOver)>> = Vec::new();
-        // Index of each limit's changes in `steps`.
-        let mut indexes = vec![usize::MAX; self.limits.len()];
+        // By limit: the meters before and after its change.
+        let mut converters = vec![None; self.limits.len()];
         for (id, limit, carry) in changes {
             let meter = Meter::new(&limit.algorithm);
             let active = &mut self.limits[id.index()];
@@ -71,21 +69,15 @@ impl<K: Hash + Eq + Clone> Limits<K> {
                 None => None,
             };
             active.initial = initial.filter(|it| !meter.is_idle(it, now));
-            let index = &mut indexes[id.index()];
-            if *index == usize::MAX {
-                *index = steps.len();
-                steps.push(Vec::new());
-            }
-            steps[*index].push((from, meter, *carry));
+            let before = converters[id.index()].replace((from, meter, *carry));
+            assert!(before.is_none(), "a limit has one change at a time");
         }
-        let steps_of = |limit: LimitId| steps.get(indexes[limit.index()]);
-        let convert = |limit, state: &mut _| {
-            for (from, to, carry) in steps_of(limit).into_iter().flatten() {
+        let is_changed = |limit: LimitId| converters[limit.index()].is_some();
+        self.keys.update_all(is_changed, |limit, state| {
+            if let Some((from, to, carry)) = &converters[limit.index()] {
                 *state = to.carried_over(from, state, *carry, now);
             }
-        };
-        let is_changed = |limit| steps_of(limit).is_some();
-        self.keys.update_all(is_changed, convert);
+        });
         Ok(())
     }
 }

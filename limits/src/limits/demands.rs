@@ -23,8 +23,4 @@ impl<const MAX: usize> MergedDemands<MAX> {
     pub(super) fn all(&self) -> &[MergedDemand] {
         &self.all[..self.length]
     }
-
-    pub(super) fn all_mut(&mut self) -> &mut [MergedDemand] {
-        &mut self.all[..self.length]
-    }
 }

@@ -48,10 +48,16 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         now: u64,
     ) -> Result<bool, RestoreError> {
         let now = self.advance_clock(now);
-        let active = &self.limits[id.index()];
-        let is_same = was.algorithm == active.limit.algorithm;
-        let state = active.restored(was, saved, now)?;
-        if active.meter.is_idle(&state, now) {
+        let from = saved_meter(was, &saved)?;
+        let ActiveLimit { meter, limit, .. } = &self.limits[id.index()];
+        let is_same = was.algorithm == limit.algorithm;
+        let mut state = saved;
+        if is_same {
+            meter.preallocate(&mut state);
+        } else {
+            state = meter.carried_over(&from, &state, CarryOver::Usage, now);
+        }
+        if meter.is_idle(&state, now) {
             return Ok(false);
         }
         match self.keys.find(id, &key) {
@@ -121,22 +127,4 @@ fn saved_meter(was: &Limit, saved: &KeyState) -> Result<Meter, RestoreError> {
     let meter = Meter::new(&algorithm.map_err(|_| RestoreError::Mismatch)?);
     let is_valid = meter.is_valid(saved);
     is_valid.then_some(meter).ok_or(RestoreError::Mismatch)
-}
-
-impl ActiveLimit {
-    /// Converts a state that was saved under the limit `was`.
-    fn restored(
-        &self,
-        was: &Limit,
-        mut saved: KeyState,
-        now: u64,
-    ) -> Result<KeyState, RestoreError> {
-        let from = saved_meter(was, &saved)?;
-        if was.algorithm == self.limit.algorithm {
-            self.meter.preallocate(&mut saved);
-            return Ok(saved);
-        }
-        let carry = CarryOver::Usage;
-        Ok(self.meter.carried_over(&from, &saved, carry, now))
-    }
 }

@@ -47,18 +47,18 @@ impl Gcra {
     }
 
     #[inline]
-    fn units(&self, nanos: u64) -> u128 {
+    pub(super) fn units(&self, nanos: u64) -> u128 {
         u128::from(nanos) * u128::from(self.requests)
     }
 
     #[inline]
-    fn units_of(&self, requests: u64) -> u128 {
+    pub(super) fn units_of(&self, requests: u64) -> u128 {
         u128::from(self.nanos) * u128::from(requests)
     }
 
     /// The earliest slot at or after `from` for `requests` requests, given the TAT.
     #[inline]
-    fn due(&self, tat: u128, requests: u64, from: u64) -> u64 {
+    pub(super) fn due(&self, tat: u128, requests: u64, from: u64) -> u64 {
         let due = (tat + self.units_of(requests - 1)).saturating_sub(self.tolerance);
         let from_units = self.units(from);
         if due <= from_units {
@@ -78,7 +78,7 @@ impl Gcra {
 
     /// The larger of TAT and `at`, in units. A slot that was rounded up to a whole nanosecond does not advance the TAT.
     #[inline]
-    fn base(&self, tat: u128, at: u64) -> u128 {
+    pub(super) fn base(&self, tat: u128, at: u64) -> u128 {
         let at = self.units(at);
         let is_pause = at >= tat.saturating_add(u128::from(self.requests));
         if is_pause { at } else { tat }

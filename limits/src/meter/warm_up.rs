@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::MeterKind;
+use super::{MeterKind, gcra::Gcra};
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct WarmUp {
-    /// Units per nanosecond, as in [`gcra`](super::gcra).
-    requests: u64,
-    /// Interval when warm, in units.
-    nanos: u64,
+    /// The rate when warm, without bursts. Times in units count like its theoretical arrival times.
+    warm: Gcra,
     warm_up: u64,
 }
 
@@ -32,14 +30,9 @@ pub(crate) struct WarmUpState {
 impl WarmUp {
     pub(crate) fn new(rate: Rate, warm_up: Duration) -> Self {
         Self {
-            requests: rate.requests(),
-            nanos: rate.nanos(),
+            warm: Gcra::new(rate, 1),
             warm_up: u64::try_from(warm_up.as_nanos()).expect("a checked time"),
         }
-    }
-
-    fn units(&self, nanos: u64) -> u128 {
-        u128::from(nanos) * u128::from(self.requests)
     }
 
     /// Surcharge for consuming the stored time from `high` down to `low`, rounded up.
@@ -53,16 +46,9 @@ impl WarmUp {
 
     /// The stored time at `at`.
     fn stored(&self, state: &WarmUpState, at: u64) -> u64 {
-        let idle = self.units(at).saturating_sub(state.free) / u128::from(self.requests);
-        let idle = u64::try_from(idle).unwrap_or(u64::MAX);
+        let idle = self.warm.units(at).saturating_sub(state.free);
+        let idle = u64::try_from(idle / self.warm.units(1)).unwrap_or(u64::MAX);
         state.stored.saturating_add(idle).min(self.warm_up)
-    }
-
-    /// The start of a call's cost, in units. Rounding up to a whole nanosecond does not count as idle time.
-    fn base(&self, state: &WarmUpState, at: u64) -> u128 {
-        let at = self.units(at);
-        let is_idle = at >= state.free.saturating_add(u128::from(self.requests));
-        if is_idle { at } else { state.free }
     }
 }
 
@@ -78,35 +64,33 @@ impl MeterKind for WarmUp {
 
     /// Time to cool down after a call.
     fn lookback(&self) -> u64 {
-        let interval = self.nanos.div_ceil(self.requests);
+        let interval = self.warm.lookback();
         self.warm_up.saturating_mul(2).saturating_add(interval)
     }
 
     fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool {
-        let as_at = |state| (self.base(state, at), self.stored(state, at));
+        let as_at = |state: &WarmUpState| (self.warm.base(state.free, at), self.stored(state, at));
         as_at(one) == as_at(other)
     }
 
     fn earliest(&self, state: &Self::State, _requests: u64, from: u64) -> u64 {
-        let wait = state.free.saturating_sub(self.units(from));
-        let wait = wait.div_ceil(u128::from(self.requests));
-        from.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+        self.warm.due(state.free, 1, from)
     }
 
     fn charge(&self, state: &mut Self::State, requests: u64, at: u64) {
         let stored = self.stored(state, at);
-        let base = self.base(state, at);
-        let interval = u128::from(self.nanos) * u128::from(requests);
-        let used = interval.div_ceil(u128::from(self.requests));
+        let base = self.warm.base(state.free, at);
+        let interval = self.warm.units_of(requests);
+        let used = interval.div_ceil(self.warm.units(1));
         let used = u64::try_from(used).unwrap_or(u64::MAX).min(stored);
         state.stored = stored - used;
-        let surcharge = self.units(self.surcharge(state.stored, stored));
+        let surcharge = self.warm.units(self.surcharge(state.stored, stored));
         state.free = base.saturating_add(interval).saturating_add(surcharge);
     }
 
     /// Counts at most one call after `latest`.
     fn charge_reported(&self, state: &mut Self::State, _requests: u64, at: u64, latest: u64) {
-        let latest = self.units(latest) + u128::from(self.nanos);
+        let latest = self.warm.units(latest) + self.warm.units_of(1);
         if state.free < latest {
             self.charge(state, 1, at);
         }
@@ -114,16 +98,15 @@ impl MeterKind for WarmUp {
 
     /// The consumed stored time is unknown by now, so only the interval is refunded.
     fn refund(&self, state: &mut Self::State, requests: u64, _at: u64) {
-        let interval = u128::from(self.nanos) * u128::from(requests);
-        state.free = state.free.saturating_sub(interval);
+        state.free = state.free.saturating_sub(self.warm.units_of(requests));
     }
 
     fn is_idle(&self, state: &Self::State, now: u64) -> bool {
-        state.free <= self.units(now) && self.stored(state, now) == self.warm_up
+        state.free <= self.warm.units(now) && self.stored(state, now) == self.warm_up
     }
 
     fn used(&self, state: &Self::State, now: u64) -> u64 {
-        let debt = state.free.saturating_sub(self.units(now));
-        u64::try_from(debt.div_ceil(u128::from(self.nanos))).unwrap_or(u64::MAX)
+        let debt = state.free.saturating_sub(self.warm.units(now));
+        u64::try_from(debt.div_ceil(self.warm.units_of(1))).unwrap_or(u64::MAX)
     }
 }

@@ -123,7 +123,7 @@ impl Default for RequeuePolicy {
     }
 }
 
-fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+pub(super) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     Parsed::<Time>::deserialize(from).map(|time| time.0.into())
 }
 

@@ -1,18 +1,13 @@
 //! Parses and checks the tables of a limits file. A table that cannot be deserialized is not checked further, because default values
 //! would cause misleading errors.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, SharingMode,
-    Unknown,
+    ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, Unknown,
     handling::Shape,
     tables::{SHARING, Tables},
 };
@@ -20,7 +15,7 @@ use crate::{
     algorithm::Options,
     decision::Limit,
     limits::DEMANDS_MAX,
-    rate::{Parsed, Rate, Time},
+    rate::{Parsed, Rate},
 };
 
 const INVALID_NAME: &str = "invalid name: use at least one character, and no control characters";
@@ -61,22 +56,6 @@ struct RuleTable {
     options: Options,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SharingTable {
-    mode: SharingMode,
-    redis: String,
-    group: String,
-    tls_ca: Option<String>,
-    tls_cert: Option<String>,
-    tls_key: Option<String>,
-    members_max: Option<u64>,
-    refresh: Option<Parsed<Time>>,
-    ttl: Option<Parsed<Time>>,
-    timeout: Option<Parsed<Time>>,
-    forget_after: Option<Parsed<Time>>,
-}
-
 /// Parses and checks the table of a document.
 pub(super) fn read(table: Table, tables: Tables) -> Result<Rules, ConfigErrors> {
     let mut reader = Reader { tables, members: 1 };
@@ -91,35 +70,24 @@ struct Reader {
 }
 
 impl Reader {
-    fn error(&mut self, path: &str, what: impl fmt::Display) {
-        self.tables.error(path, what);
-    }
-
-    fn table<T: DeserializeOwned>(
-        &mut self,
-        path: &str,
-        value: Value,
-        others: &[&str],
-    ) -> Option<T> {
-        self.tables.table(path, value, others)
-    }
-
     fn rules(&mut self, mut table: Table) -> Rules {
         let limits = match table.remove("limits") {
             Some(Value::Table(limits)) if !limits.is_empty() => limits,
             _ => {
-                self.error("limits", "add at least one table [limits.NAME]");
+                self.tables
+                    .error("limits", "add at least one table [limits.NAME]");
                 Table::new()
             }
         };
         let sharing = table.remove(SHARING);
-        let top: Option<Top> = self.table("", table.into(), &["limits", SHARING]);
+        let top: Option<Top> = self.tables.table("", table.into(), &["limits", SHARING]);
         let is_read = top.is_some();
         let top = top.unwrap_or_default();
         if let Some(share) = &top.share {
             self.members = self.members_of(share);
             if sharing.is_some() {
-                self.error("share", "share and [sharing] are mutually exclusive");
+                self.tables
+                    .error("share", "share and [sharing] are mutually exclusive");
             }
         }
         let unknown = match top.unknown.as_deref() {
@@ -129,7 +97,8 @@ impl Reader {
                 Some(index) => Unknown::Limit(index),
                 None => {
                     let what = "use \"refuse\", \"unlimited\" or the name of a limit";
-                    self.error("unknown", format!("unknown limit `{name}`: {what}"));
+                    self.tables
+                        .error("unknown", format!("unknown limit `{name}`: {what}"));
                     Unknown::Refuse
                 }
             },
@@ -156,7 +125,7 @@ impl Reader {
             for key in keys {
                 if let Some(first) = limit_of.insert(key, name) {
                     let what = format!("key {key} is already in limits.{first}");
-                    self.error(&format!("limits.{name}"), what);
+                    self.tables.error(&format!("limits.{name}"), what);
                 }
             }
         }
@@ -167,7 +136,7 @@ impl Reader {
         let rules = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
         if rules > DEMANDS_MAX {
             let what = format!("a call can have up to {DEMANDS_MAX} rules, not {rules}");
-            self.error("limits", what);
+            self.tables.error("limits", what);
         }
     }
 
@@ -175,11 +144,11 @@ impl Reader {
     fn limit(&mut self, name: String, value: Value, is_default: bool) -> Option<NamedLimit> {
         let path = format!("limits.{}", name.escape_debug());
         if name.is_empty() || name.chars().any(char::is_control) {
-            self.error(&path, INVALID_NAME);
+            self.tables.error(&path, INVALID_NAME);
         }
-        let mut table: Table = self.table(&path, value, &[])?;
+        let mut table: Table = self.tables.table(&path, value, &[])?;
         let rules = table.remove("rules");
-        let read: Option<LimitTable> = self.table(&path, table.into(), &["rules"]);
+        let read: Option<LimitTable> = self.tables.table(&path, table.into(), &["rules"]);
         let Some(read) = read else {
             if let Some(Value::Array(rules)) = rules {
                 self.rules_of(&path, rules);
@@ -195,24 +164,27 @@ impl Reader {
             dead_letter,
         } = read;
         if global && is_default {
-            self.error("unknown", format!("limit {name} is already global"));
+            self.tables
+                .error("unknown", format!("limit {name} is already global"));
         }
         if from_call && (global || is_default) {
-            self.error(
+            self.tables.error(
                 &path,
                 "with from_call, a limit cannot be global or `unknown`",
             );
         }
         if from_call && (keys.is_some() || rules.is_some()) {
             let what = "with from_call, a limit has no keys or rules: calls provide them";
-            self.error(&path, what);
+            self.tables.error(&path, what);
         }
         if global && keys.is_some() {
-            self.error(&path, "global and keys are mutually exclusive");
+            self.tables
+                .error(&path, "global and keys are mutually exclusive");
         }
         let keys = match keys {
             Some(keys) if keys.is_empty() => {
-                self.error(&format!("{path}.keys"), "add at least one key");
+                self.tables
+                    .error(&format!("{path}.keys"), "add at least one key");
                 Vec::new()
             }
             Some(keys) => keys.into_iter().map(|it| it.0).collect(),
@@ -222,10 +194,10 @@ impl Reader {
         let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
         if global && is_handled {
             let what = "a global limit has no mode, shape or dead_letter: set them in the limits of its keys";
-            self.error(&path, what);
+            self.tables.error(&path, what);
         } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
             let what = "shape and dead_letter require mode = \"shape\"";
-            self.error(&path, what);
+            self.tables.error(&path, what);
         }
         let handling = Handling::new(
             mode.unwrap_or_default(),
@@ -234,14 +206,15 @@ impl Reader {
         );
         for (field, range) in handling.errors() {
             let what = format!("out of range: use {range}");
-            self.error(&format!("{path}.{field}"), what);
+            self.tables.error(&format!("{path}.{field}"), what);
         }
         Some(NamedLimit {
             rules: match rules {
                 Some(Value::Array(rules)) if !rules.is_empty() => self.rules_of(&path, rules),
                 None if from_call => Vec::new(),
                 _ => {
-                    self.error(&path, "add rules = [ { id = \"…\", rate = \"…\" } ]");
+                    self.tables
+                        .error(&path, "add rules = [ { id = \"…\", rate = \"…\" } ]");
                     Vec::new()
                 }
             },
@@ -261,7 +234,8 @@ impl Reader {
             let path = format!("{path}.rules[{index}]");
             if let Some(rule) = self.rule(&path, rule) {
                 if !ids.insert(rule.id.clone()) {
-                    self.error(&path, format!("duplicate id {}", rule.id));
+                    self.tables
+                        .error(&path, format!("duplicate id {}", rule.id));
                 }
                 read.push(rule);
             }
@@ -278,15 +252,20 @@ impl Reader {
             rate: Parsed(rate),
             count_refused,
             options,
-        } = self.table(path, value, &["id", "rate", "count_refused", "algorithm"])?;
+        } = self
+            .tables
+            .table(path, value, &["id", "rate", "count_refused", "algorithm"])?;
         if id.trim().is_empty() || id.chars().any(char::is_control) {
-            self.error(&format!("{path}.id"), INVALID_NAME);
+            self.tables.error(&format!("{path}.id"), INVALID_NAME);
         }
         let algorithm = options.algorithm(rate).checked();
         let algorithm = algorithm.and_then(|it| it.guaranteed_share(self.members));
-        let algorithm = algorithm.map_err(|error| self.error(path, error)).ok()?;
+        let algorithm = algorithm
+            .map_err(|error| self.tables.error(path, error))
+            .ok()?;
         if count_refused && algorithm.window().is_none() {
-            self.error(path, "count_refused requires an algorithm with a window");
+            self.tables
+                .error(path, "count_refused requires an algorithm with a window");
         }
         let limit = Limit {
             algorithm,
@@ -301,41 +280,28 @@ impl Reader {
         let members = members.filter(|it| (1..=MEMBERS_MAX).contains(it));
         members.unwrap_or_else(|| {
             let what = format!("invalid share `{share}`: use \"1/1\" to \"1/{MEMBERS_MAX}\"");
-            self.error("share", what);
+            self.tables.error("share", what);
             1
         })
     }
 
     fn sharing(&mut self, sharing: Value) -> Option<Sharing> {
-        let read: SharingTable = self.table(SHARING, sharing, &[])?;
-        let members_max = read.members_max;
+        let mut sharing: Sharing = self.tables.table(SHARING, sharing, &[])?;
+        let members_max = sharing.members_max;
         if members_max.is_some_and(|it| !(1..=MEMBERS_MAX).contains(&it)) {
             let what = format!("out of range: use 1 to {MEMBERS_MAX}");
-            self.error("sharing.members_max", what);
+            self.tables.error("sharing.members_max", what);
         }
         // The group is part of the server's keys.
         let is_valid = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let group = read.group;
+        let group = &sharing.group;
         if !(1..=GROUP_CHARS_MAX).contains(&group.len()) || !group.chars().all(is_valid) {
             let what = format!(
                 "invalid group: use 1 to {GROUP_CHARS_MAX} letters, digits, dots, hyphens or underscores"
             );
-            self.error("sharing.group", what);
+            self.tables.error("sharing.group", what);
         }
-        let time = |it: Option<Parsed<Time>>, default| it.map_or(default, |it| it.0.into());
-        let refresh = time(read.refresh, Duration::from_secs(1));
-        Some(Sharing {
-            mode: read.mode,
-            redis: read.redis,
-            tls_ca: read.tls_ca,
-            tls_cert: read.tls_cert,
-            tls_key: read.tls_key,
-            group,
-            members_max,
-            refresh,
-            ttl: time(read.ttl, refresh * 3),
-            timeout: time(read.timeout, Duration::from_millis(50).min(refresh / 2)),
-            forget_after: time(read.forget_after, Duration::from_secs(86_400)),
-        })
+        sharing.set_defaults();
+        Some(sharing)
     }
 }

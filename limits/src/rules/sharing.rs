@@ -4,10 +4,12 @@ use std::{fmt, time::Duration};
 
 use serde::Deserialize;
 
+use super::handling::time;
 use crate::rate::Time;
 
 /// The settings of `[sharing]`. `Debug` and `Display` omit the server's URL, which may contain a password.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sharing {
     /// How decisions are made.
     pub mode: SharingMode,
@@ -24,12 +26,16 @@ pub struct Sharing {
     /// Maximum number of processes; `None` if unknown.
     pub members_max: Option<u64>,
     /// Interval between requests for shares.
+    #[serde(default, deserialize_with = "time")]
     pub refresh: Duration,
     /// Duration of a lease.
+    #[serde(default, deserialize_with = "time")]
     pub ttl: Duration,
     /// Maximum response time of the server.
+    #[serde(default, deserialize_with = "time")]
     pub timeout: Duration,
     /// How long a silent process keeps its fallback share.
+    #[serde(default, deserialize_with = "time")]
     pub forget_after: Duration,
 }
 
@@ -41,6 +47,24 @@ pub enum SharingMode {
     Lease,
     /// By the server, for every call.
     Exact,
+}
+
+impl Sharing {
+    /// Replaces times that are not set, and thus zero, by their defaults.
+    pub(super) fn set_defaults(&mut self) {
+        let set = |time: &mut Duration, default| {
+            if time.is_zero() {
+                *time = default;
+            }
+        };
+        set(&mut self.refresh, Duration::from_secs(1));
+        set(&mut self.ttl, self.refresh * 3);
+        set(
+            &mut self.timeout,
+            Duration::from_millis(50).min(self.refresh / 2),
+        );
+        set(&mut self.forget_after, Duration::from_secs(86_400));
+    }
 }
 
 impl fmt::Debug for Sharing {

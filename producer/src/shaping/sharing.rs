@@ -20,7 +20,7 @@ use super::{Shaping, ShapingState, queue::nanos, shaper::Shares};
 /// The lease of this producer and its active plan; the lease is fixed until the process ends.
 #[derive(Debug)]
 pub(super) struct LeasedShares {
-    pub(super) lease: Lease,
+    pub(super) lease: Arc<Lease>,
     plan: Arc<SharePlan>,
 }
 
@@ -106,7 +106,7 @@ impl Shaping {
 
     /// Renews the lease until `stop`, if limits are shared.
     pub(crate) async fn share(self, stop: CancellationToken) {
-        let lease = self.state().leased.as_ref().map(|it| it.lease.clone());
+        let lease = self.state().leased.as_ref().map(|it| Arc::clone(&it.lease));
         let Some(lease) = lease else { return };
         let user = LeaseUser {
             timeout: lease.config().terms.ttl * 1000,

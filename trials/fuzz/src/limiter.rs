@@ -7,7 +7,7 @@ use limiter::serve::{
     problem::Problem,
     request::{CounterName, LimitedCall, Path, Query},
 };
-use limits::rules::{Document, NamedLimit, Rules};
+use limits::rules::{NamedLimit, Rules, Table, Tables};
 
 /// A time in 2023, in nanoseconds since the Unix epoch.
 const NOW: u64 = 1_700_000_000_000_000_000;
@@ -109,18 +109,19 @@ pub fn limits_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let document = match Document::parse(text) {
-        Ok(document) => document,
+    let table = match Tables::parse(text) {
+        Ok((table, _)) => table,
         Err(errors) => return assert!(!errors.0.is_empty()),
     };
+    let read = |table: &Table| Rules::read(table.clone(), Tables::default());
     // JSON lacks TOML's dates and special numbers, which limits do not use.
-    if let Ok(json) = serde_json::to_vec(&document)
-        && let Ok(of_json) = serde_json::from_slice::<Document>(&json)
-        && let (Ok(rules), Ok(again)) = (document.rules(), of_json.rules())
+    if let Ok(json) = serde_json::to_vec(&table)
+        && let Ok(of_json) = serde_json::from_slice::<Table>(&json)
+        && let (Ok(rules), Ok(again)) = (read(&table), read(&of_json))
     {
         assert_eq!(rules, again);
     }
-    let rules = match document.rules() {
+    let rules = match read(&table) {
         Ok(rules) => rules,
         Err(errors) => return assert!(!errors.0.is_empty()),
     };

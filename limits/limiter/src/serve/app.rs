@@ -7,8 +7,7 @@ mod startup;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::bail;
-use metric_defs::limiter::CLOCK_STEPS;
+use anyhow::{Context as _, bail};
 use runtime::{
     admin, listen,
     metrics::Registry,
@@ -21,11 +20,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::startup::{RestoredState, restore_state};
+use self::startup::restore_state;
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::CollectionWatcher;
 use super::{
-    config::Config, engine::UsageSummary, metrics, saver::Saver, service::Service, sharing::Decider,
+    config::Config,
+    engine::UsageSummary,
+    metrics::{self, StateMetrics},
+    saver::Saver,
+    service::Service,
+    sharing::Decider,
 };
 
 /// Time between two comparisons with the system clock, and two evictions of idle counters.
@@ -57,11 +61,12 @@ impl App {
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let services = Services::register(&registry, "limiter", false)?;
         // If a port were open already, its clients would wait for the restore.
-        let restored = restore_state(&config)?;
+        let file = config.limits.clone().context("--limits: missing")?;
+        let (decider, sources, saver) = restore_state(&config, (*file.current()).clone())?;
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
         let app = Self {
-            saver: restored.saver.clone(),
+            saver: saver.clone(),
             api: listen::Stage::default(),
             saving: listen::Stage::default(),
             services,
@@ -69,21 +74,17 @@ impl App {
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
         };
         let listen::Stage { tasks, stop, .. } = &app.services.stage;
-        tasks.spawn(restored.decider.clone().run(stop.clone()));
+        tasks.spawn(decider.clone().run(stop.clone()));
         #[cfg(feature = "mongodb")]
         if let Some(collection) = &config.collection {
-            let watcher = CollectionWatcher::new(collection, restored.sources.clone()).await?;
+            let watcher = CollectionWatcher::new(collection, sources.clone()).await?;
             tasks.spawn(watcher.run(stop.clone()));
         }
         let watch = &app.services;
         watch.watch(config.tokens.as_ref(), &watch.stage);
-        if let Some(limits) = &config.limits {
-            let sources = &limits.source().sources;
-            sources.get_or_init(|| restored.sources.clone());
-            watch.watch(Some(limits), &watch.stage);
-        }
-        let clock_steps = registry.add(CLOCK_STEPS)?;
-        let Decider { engine, clock, .. } = restored.decider.clone();
+        file.source().sources.get_or_init(|| sources.clone());
+        watch.watch(Some(&file), &watch.stage);
+        let Decider { engine, clock, .. } = decider.clone();
         let stop = stop.clone();
         tasks.spawn(async move {
             while stop
@@ -91,17 +92,25 @@ impl App {
                 .await
                 .is_some()
             {
-                clock.follow(&clock_steps);
+                clock.follow();
                 engine.tidy(clock.now());
             }
         });
-        let pages = app.pages(&config, &restored)?;
-        app.services.serve_admin(admin, &config.common, pages)?;
+        let state = StateMetrics {
+            file,
+            draining: app.draining.clone(),
+            sources,
+            counters_max: config.counters,
+            saver: saver.clone(),
+            decider: decider.clone(),
+        };
+        state.register(&registry)?;
+        app.services.serve_admin(admin, &config.common, state)?;
         let service = Arc::new(Service {
-            decider: restored.decider,
+            decider,
             tokens: config.tokens,
             fields: config.api.ratelimit_fields,
-            saver: restored.saver.clone(),
+            saver: saver.clone(),
             metrics: metrics::RequestMetrics::register(&registry)?,
         });
         let stop = app.api.stop.clone();
@@ -112,32 +121,11 @@ impl App {
         let limits = config.api.limits();
         app.services
             .serve_api(listener, limits, &app.api, handler)?;
-        if let Some(saver) = restored.saver {
+        if let Some(saver) = saver {
             let stop = app.saving.stop.clone();
             app.saving.tasks.spawn(saver.run(stop));
         }
         Ok(app)
-    }
-
-    fn pages(&self, config: &Config, restored: &RestoredState) -> anyhow::Result<Pages> {
-        let (file, sources) = (config.limits.clone(), restored.sources.clone());
-        let rejected_limits = move || {
-            let file = file.as_ref().and_then(|file| file.error());
-            let all: Vec<String> = file.into_iter().chain(sources.rejected()).collect();
-            (!all.is_empty()).then(|| all.join("; "))
-        };
-        let state = Arc::new(metrics::StateMetrics {
-            sources: restored.sources.clone(),
-            counters_max: config.counters,
-            rejected_limits: Box::new(rejected_limits),
-            saver: restored.saver.clone(),
-            decider: restored.decider.clone(),
-        });
-        state.register(&self.services.registry)?;
-        Ok(Pages {
-            state,
-            draining: self.draining.clone(),
-        })
     }
 
     /// Returns when a write of the state has failed, which only a restart resolves. Never returns if no state is kept.
@@ -171,31 +159,21 @@ impl App {
     }
 }
 
-/// The limiter's part of the admin port.
-struct Pages {
-    state: Arc<metrics::StateMetrics>,
-    draining: CancellationToken,
-}
-
-impl admin::Pages for Pages {
+impl admin::Pages for StateMetrics {
     fn components(&self) -> Vec<Component> {
+        let state = self.saver.as_ref().map(|saver| saver.state());
         let none = || Ok("not kept; a restart resets every quota".to_owned());
-        let state = &self.state;
-        let limits = describe_limits(&state.usage(), (state.rejected_limits)());
-        let mut components = vec![
+        let limits = describe_limits(&self.usage(), self.rejected_limits());
+        let sharing = self.decider.state();
+        let sharing = sharing.map(|sharing| Component::new("sharing", sharing));
+        [
             ready::drain(self.draining.is_cancelled()),
-            Component::new(
-                "state",
-                state
-                    .saver
-                    .as_ref()
-                    .map_or_else(none, |saver| saver.state()),
-            ),
+            Component::new("state", state.unwrap_or_else(none)),
             Component::new("limits", Ok(limits)),
-        ];
-        let sharing = state.decider.state();
-        components.extend(sharing.map(|sharing| Component::new("sharing", sharing)));
-        components
+        ]
+        .into_iter()
+        .chain(sharing)
+        .collect()
     }
 }
 

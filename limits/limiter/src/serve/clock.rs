@@ -10,7 +10,6 @@ use std::{
 };
 
 use jiff::Timestamp;
-use prometheus::IntCounter;
 use runtime::unix_micros;
 
 /// Minimum difference at which the system clock is followed, or reported as behind.
@@ -26,17 +25,6 @@ pub struct Clock {
     started: Instant,
     started_unix_nanos: AtomicU64,
     is_behind: AtomicBool,
-}
-
-/// A change relative to the system clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClockEvent {
-    /// The system clock was ahead by this time, and was followed.
-    Ahead(Duration),
-    /// The system clock fell behind by this time, and is not followed.
-    Behind(Duration),
-    /// The system clock is no longer behind.
-    CaughtUp,
 }
 
 impl Clock {
@@ -70,39 +58,28 @@ impl Clock {
     }
 
     /// Compares with the system clock, logs changes, and counts jumps. One task calls this periodically.
-    pub fn follow(&self, steps: &IntCounter) {
-        match self.compare(system_nanos()) {
-            None => {}
-            Some(ClockEvent::Ahead(ahead)) => {
-                steps.inc();
-                tracing::warn!(?ahead, "system clock jumped forward; following it");
-            }
-            Some(ClockEvent::Behind(behind)) => tracing::warn!(
+    pub fn follow(&self) {
+        self.compare(system_nanos());
+    }
+
+    fn compare(&self, system: u64) {
+        let now = self.now();
+        let [ahead, behind] = [(system, now), (now, system)]
+            .map(|(later, earlier)| Duration::from_nanos(later.saturating_sub(earlier)));
+        if ahead > STEP_MIN {
+            self.is_behind.store(false, Ordering::Relaxed);
+            self.advance(system - now);
+            tracing::warn!(?ahead, "system clock jumped forward; following it");
+            return;
+        }
+        let is_behind = behind > STEP_MIN;
+        match (self.is_behind.swap(is_behind, Ordering::Relaxed), is_behind) {
+            (false, true) => tracing::warn!(
                 ?behind,
                 "system clock is behind the limiter's clock; keeping the limiter's clock"
             ),
-            Some(ClockEvent::CaughtUp) => {
-                tracing::info!("system clock caught up with the limiter's clock");
-            }
-        }
-    }
-
-    fn compare(&self, system: u64) -> Option<ClockEvent> {
-        let now = self.now();
-        let step = u64::try_from(STEP_MIN.as_nanos()).unwrap_or(u64::MAX);
-        let ahead = system.saturating_sub(now);
-        if ahead > step {
-            self.is_behind.store(false, Ordering::Relaxed);
-            self.advance(ahead);
-            return Some(ClockEvent::Ahead(Duration::from_nanos(ahead)));
-        }
-        let behind = now.saturating_sub(system);
-        let is_behind = behind > step;
-        let was_behind = self.is_behind.swap(is_behind, Ordering::Relaxed);
-        match (was_behind, is_behind) {
-            (false, true) => Some(ClockEvent::Behind(Duration::from_nanos(behind))),
-            (true, false) => Some(ClockEvent::CaughtUp),
-            _ => None,
+            (true, false) => tracing::info!("system clock caught up with the limiter's clock"),
+            _ => {}
         }
     }
 
@@ -140,20 +117,19 @@ mod tests {
     fn system_clock_is_followed_forward_but_not_back() {
         let clock = Clock::start();
         let start = clock.now();
-        assert_eq!(clock.compare(start), None);
-        assert_eq!(clock.compare(start + 900_000_000), None);
+        let compare = |system| {
+            clock.compare(system);
+            clock.is_behind.load(Ordering::Relaxed)
+        };
+        assert!(!compare(start + 900_000_000));
         assert!(clock.now() < start + HOUR, "a step below a second");
-        let found = clock.compare(start + HOUR);
-        assert!(matches!(found, Some(ClockEvent::Ahead(by)) if by > STEP_MIN));
+        assert!(!compare(start + HOUR));
         let after = clock.now();
         assert!((start + HOUR..start + 2 * HOUR).contains(&after));
-        // Each change is reported once.
-        let found = clock.compare(start);
-        assert!(matches!(found, Some(ClockEvent::Behind(by)) if by >= Duration::from_nanos(HOUR)));
-        assert_eq!(clock.compare(start), None);
-        assert!(clock.now() >= after);
-        assert_eq!(clock.compare(clock.now()), Some(ClockEvent::CaughtUp));
-        assert_eq!(clock.compare(clock.now()), None);
+        assert!(compare(start));
+        assert!(compare(start));
+        assert!((after..start + 2 * HOUR).contains(&clock.now()));
+        assert!(!compare(clock.now()));
     }
 
     #[test]

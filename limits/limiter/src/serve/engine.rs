@@ -225,7 +225,7 @@ impl Engine {
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
         state.feedback.expire(now);
-        state.bookings.expire(now, |_| true);
+        state.bookings.expire(now);
         state.core.evict_idle(IDLE_SCAN_MAX, now);
     }
 
@@ -257,8 +257,6 @@ impl EngineState {
         self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
-        let global = &self.catalog.global;
-        self.bookings.expire(now, |limit| global.contains(limit));
         self.recent_usage = RecentUsage::default();
     }
 }

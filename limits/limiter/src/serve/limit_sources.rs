@@ -1,7 +1,7 @@
 //! The sources of limits, and the limits that are in effect.
 //!
-//! The limits file and a MongoDB collection define limits by name. If both define a name, the collection takes precedence
-//! ([`Source`]). Everything that does not belong to one limit comes from the file.
+//! The limits file and a MongoDB collection define limits by name. If both define a name, the collection takes precedence.
+//! Everything that does not belong to one limit comes from the file.
 //!
 //! - A version of a source takes effect completely or not at all: file and collection are validated together. A rejected
 //!   version is tried again when the other source changes.
@@ -16,9 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::rules::{ConfigErrors, Document};
+use limits::rules::{ConfigErrors, Table};
 
-pub use self::effective::{EffectiveLimits, Source, TermsByName};
+pub use self::effective::{EffectiveLimits, TermsByName};
 use super::{clock::Clock, engine::Engine, sharing::check_unchanged};
 
 /// All sources.
@@ -48,7 +48,7 @@ struct ActiveVersion {
 /// # Errors
 /// When the limits are invalid.
 pub fn initial_limits(
-    file: Document,
+    file: Table,
     saved: &[u8],
     has_collection: bool,
 ) -> Result<EffectiveLimits, ConfigErrors> {
@@ -112,7 +112,7 @@ impl LimitSources {
     ///
     /// # Errors
     /// When it is invalid together with either version.
-    pub fn set_file(&self, file: &Document) -> Result<(), ConfigErrors> {
+    pub fn set_file(&self, file: &Table) -> Result<(), ConfigErrors> {
         let newest = self.newest_collection();
         let newest = newest.as_ref().ok();
         match newest.and_then(|newest| self.validate(file, newest).ok()) {
@@ -141,7 +141,7 @@ impl LimitSources {
         match effective {
             Ok(effective) => self.activate(effective, None),
             Err(why) => {
-                let source = Source::Collection.name();
+                let source = "collection";
                 tracing::warn!(source, why, "limits rejected; keeping the previous version");
                 self.active().rejected = Some(format!("{source}: {why}"));
             }
@@ -150,7 +150,7 @@ impl LimitSources {
 
     fn validate(
         &self,
-        file: &Document,
+        file: &Table,
         collection: &TermsByName,
     ) -> Result<EffectiveLimits, ConfigErrors> {
         let effective = EffectiveLimits::of(file.clone(), collection.clone())?;
@@ -161,14 +161,12 @@ impl LimitSources {
     fn activate(&self, effective: EffectiveLimits, rejected: Option<String>) {
         let before = self.effective();
         self.active().rejected = rejected;
-        let mut changed = Vec::new();
-        if effective.file != before.file {
-            changed.push(Source::File);
-        }
-        if effective.collection != before.collection {
-            changed.push(Source::Collection);
-        }
-        if changed.is_empty() {
+        let changes = [
+            ("file", effective.file != before.file),
+            ("collection", effective.collection != before.collection),
+        ];
+        let changed = changes.iter().filter(|(_, is_changed)| *is_changed);
+        if changed.clone().next().is_none() {
             return;
         }
         let saved = effective::to_bytes(&effective.collection);
@@ -176,8 +174,8 @@ impl LimitSources {
         self.engine.change(&effective.rules.limits, saved, now);
         self.active().effective = Arc::new(effective);
         let version = self.engine.version();
-        for source in changed {
-            tracing::info!(source = source.name(), version, "limits changed");
+        for (source, _) in changed {
+            tracing::info!(source, version, "limits changed");
         }
     }
 
@@ -197,9 +195,9 @@ mod tests {
     use super::*;
     use crate::serve::engine::{Counting, Options};
 
-    fn file(keys: &str) -> Document {
+    fn file(keys: &str) -> Table {
         let text = format!("[limits.a]\nkeys = ['{keys}']\nrules = [{{ id = 'r', rate = '1/s' }}]");
-        Document::parse(&text).unwrap()
+        text.parse().unwrap()
     }
 
     #[test]

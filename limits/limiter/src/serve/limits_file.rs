@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use limits::rules::{ConfigErrors, Document, Rules};
+use limits::rules::{ConfigErrors, Rules, Table, Tables};
 use runtime::reload::{NamedFile, Source};
 
 use super::limit_sources::{EffectiveLimits, LimitSources, TermsByName};
@@ -23,7 +23,7 @@ impl File {
 }
 
 impl Source for File {
-    type Value = Document;
+    type Value = Table;
     const NAME: &'static str = "limits";
 
     fn files(&self) -> Vec<&NamedFile> {
@@ -32,20 +32,20 @@ impl Source for File {
 
     /// Validates a version and activates it in `sources`. A version that conflicts with the collection or needs a
     /// restart counts as a failed reload.
-    fn build(&self, contents: &[Vec<u8>]) -> Result<Document, Vec<String>> {
+    fn build(&self, contents: &[Vec<u8>]) -> Result<Table, Vec<String>> {
         let named = |errors: ConfigErrors| -> Vec<String> {
             let errors = errors.0.iter();
             errors.map(|error| self.file.error(error)).collect()
         };
         let text = std::str::from_utf8(&contents[0]);
         let text = text.map_err(|_| vec![self.file.error("not UTF-8")])?;
-        // Reports errors with line numbers, which a document does not have.
-        Rules::parse(text).map_err(named)?;
-        let document = Document::parse(text).map_err(named)?;
-        EffectiveLimits::of(document.clone(), TermsByName::new()).map_err(named)?;
+        // Reports errors with line numbers, which a table does not have.
+        let (table, tables) = Tables::parse(text).map_err(named)?;
+        Rules::read(table.clone(), tables).map_err(named)?;
+        EffectiveLimits::of(table.clone(), TermsByName::new()).map_err(named)?;
         if let Some(sources) = self.sources.get() {
-            sources.set_file(&document).map_err(named)?;
+            sources.set_file(&table).map_err(named)?;
         }
-        Ok(document)
+        Ok(table)
     }
 }

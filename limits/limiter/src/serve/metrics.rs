@@ -5,11 +5,16 @@ use std::sync::Arc;
 use http::StatusCode;
 use metric_defs::limiter as defs;
 use prometheus::{IntCounterVec, IntGauge, Result};
-use runtime::metrics::{Family, Latency, Registry, as_f64, family, value};
+use runtime::{
+    metrics::{Family, Latency, Registry, as_f64, family, value},
+    reload::Reloader,
+};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     engine::{Counts, LimitUsage, UsageSummary},
-    limit_sources::{LimitSources, Source},
+    limit_sources::LimitSources,
+    limits_file,
     problem::KINDS,
     request::Endpoint,
     saver::Saver,
@@ -30,11 +35,12 @@ pub struct RequestMetrics {
 }
 
 /// Metrics read from other components at each scrape.
+#[derive(Clone)]
 pub(super) struct StateMetrics {
+    pub(super) file: Arc<Reloader<limits_file::File>>,
+    pub(super) draining: CancellationToken,
     pub(super) sources: Arc<LimitSources>,
     pub(super) counters_max: usize,
-    /// Returns why the newest limits are not in effect, if so.
-    pub(super) rejected_limits: Box<dyn Fn() -> Option<String> + Send + Sync>,
     pub(super) saver: Option<Arc<Saver>>,
     pub(super) decider: Decider,
 }
@@ -75,9 +81,16 @@ impl RequestMetrics {
 }
 
 impl StateMetrics {
-    pub(super) fn register(self: &Arc<Self>, registry: &Registry) -> Result<()> {
-        let state = Arc::clone(self);
+    pub(super) fn register(&self, registry: &Registry) -> Result<()> {
+        let state = self.clone();
         registry.read(move || state.families())
+    }
+
+    /// Why the newest versions of the file and the collection are not in effect.
+    pub(super) fn rejected_limits(&self) -> Option<String> {
+        let errors = self.file.error().into_iter().chain(self.sources.rejected());
+        let errors: Vec<String> = errors.collect();
+        (!errors.is_empty()).then(|| errors.join("; "))
     }
 
     pub(super) fn usage(&self) -> UsageSummary {
@@ -85,13 +98,13 @@ impl StateMetrics {
         engine.usage_summary(clock.now())
     }
 
-    fn limits_by_source(&self) -> Vec<([&'static str; 1], f64)> {
+    fn limits_by_source(&self) -> [([&'static str; 1], f64); 2] {
         let effective = self.sources.effective();
-        let mut counts = Source::ALL.map(|source| ([source.name()], 0.0));
-        for limit in &effective.rules.limits {
-            counts[effective.source(&limit.name) as usize].1 += 1.0;
-        }
-        counts.into()
+        let (all, collection) = (effective.rules.limits.len(), effective.collection.len());
+        [
+            (["file"], as_f64((all - collection) as u64)),
+            (["collection"], as_f64(collection as u64)),
+        ]
     }
 
     fn families(&self) -> Vec<Family> {
@@ -147,7 +160,7 @@ impl StateMetrics {
             value(defs::VERSION, as_f64(usage.version)),
             value(
                 defs::VERSION_REFUSED,
-                Some(flag((self.rejected_limits)().is_some())),
+                Some(flag(self.rejected_limits().is_some())),
             ),
             value(
                 defs::STATE_AGE,

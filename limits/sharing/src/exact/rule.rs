@@ -2,30 +2,14 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Alignment, Limit, default_step, rate::gcd};
+use limits::{
+    Algorithm, Alignment, Limit, default_step,
+    rate::{Time, gcd},
+};
 use redis::Value;
 
 use super::NUMBER_MAX;
 use crate::server::{ServerError, number, text};
-
-/// The reason why a limit cannot be exact.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnsupportedLimit {
-    /// The script does not support the algorithm.
-    #[error(
-        "a {0} cannot be exact over several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\""
-    )]
-    Algorithm(&'static str),
-    /// The script does not count refused calls.
-    #[error("count_refused cannot be exact over several processes: remove it")]
-    CountRefused,
-    /// The script counts microseconds.
-    #[error("cannot be exact: its period is not a whole number of microseconds")]
-    Nanoseconds,
-    /// Lua represents whole numbers exactly up to 2^53.
-    #[error("cannot be exact: the product of burst and period is too large")]
-    Numbers,
-}
 
 /// A limit in the format of the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,13 +44,16 @@ impl ExactRule {
     ///
     /// # Errors
     /// If the limit cannot be exact.
-    pub fn new(limit: &Limit) -> Result<Self, UnsupportedLimit> {
+    pub fn new(limit: &Limit) -> Result<Self, String> {
         if limit.count_refused {
-            return Err(UnsupportedLimit::CountRefused);
+            let what = "count_refused cannot be exact over several processes: remove it";
+            return Err(what.to_owned());
         }
         let micros = |nanos: u64| match nanos % 1000 {
             0 => Ok(nanos / 1000),
-            _ => Err(UnsupportedLimit::Nanoseconds),
+            _ => {
+                Err("cannot be exact: its period is not a whole number of microseconds".to_owned())
+            }
         };
         let token_bucket = |rate: limits::Rate, burst: u64| {
             // In lowest terms, in microseconds.
@@ -83,7 +70,9 @@ impl ExactRule {
                     micros,
                     burst,
                 }),
-                false => Err(UnsupportedLimit::Numbers),
+                false => {
+                    Err("cannot be exact: the product of burst and period is too large".to_owned())
+                }
             }
         };
         let kind = match limit.algorithm {
@@ -93,12 +82,13 @@ impl ExactRule {
                 window,
                 aligned: Alignment::Clock,
             } => {
-                let nanos =
-                    u64::try_from(window.as_nanos()).map_err(|_| UnsupportedLimit::Numbers)?;
-                let micros = micros(nanos)?;
+                let micros = micros(Time::from(window).0)?;
                 Ok(Kind::Window { limit, micros })
             }
-            algorithm => Err(UnsupportedLimit::Algorithm(algorithm.name())),
+            algorithm => Err(format!(
+                "a {} cannot be exact over several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
+                algorithm.name()
+            )),
         };
         Ok(Self(kind?))
     }

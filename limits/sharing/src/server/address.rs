@@ -4,10 +4,9 @@ use std::{fmt, io, time::Duration};
 
 use limits::rules::Sharing;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use super::{ServerError, tls::Tls};
 
@@ -21,11 +20,6 @@ pub struct Address {
     info: ConnectionInfo,
     tls: Option<Tls>,
 }
-
-/// A TCP or TLS connection.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Address {
     /// The server in `[sharing]`. TLS files are read for each connection, so they can be replaced at any time.
@@ -109,7 +103,10 @@ impl Address {
     }
 
     /// Connects. A TLS handshake may take up to half of `within`.
-    pub(super) async fn connect(&self, within: Duration) -> Result<Box<dyn Stream>, ServerError> {
+    pub(super) async fn connect(
+        &self,
+        within: Duration,
+    ) -> Result<Either<TcpStream, TlsStream<TcpStream>>, ServerError> {
         let failed = |error: io::Error| ServerError::Redis(error.into());
         let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
             return Err(failed(io::ErrorKind::Unsupported.into()));
@@ -119,13 +116,13 @@ impl Address {
         // Requests are small and must not be delayed.
         stream.set_nodelay(true).map_err(failed)?;
         match &self.tls {
-            None => Ok(Box::new(stream)),
+            None => Ok(Either::Left(stream)),
             Some(tls) => {
                 let stream = tls
                     .handshake(host, stream, within / 2)
                     .await
                     .map_err(ServerError::Tls)?;
-                Ok(Box::new(stream))
+                Ok(Either::Right(stream))
             }
         }
     }

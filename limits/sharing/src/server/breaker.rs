@@ -1,10 +1,7 @@
 //! A circuit breaker: keeps a connection, and pauses requests while the server does not respond.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -24,10 +21,9 @@ const OPEN_FOR: Duration = Duration::from_secs(1);
 /// The connection for exact limits.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    link: watch::Sender<Option<Link>>,
+    /// The connection; without one, the error that ended the last connection.
+    link: watch::Sender<(Option<Link>, String)>,
     failures: AtomicU32,
-    /// The error that ended the last connection.
-    error: Mutex<Option<ServerError>>,
 }
 
 impl Breaker {
@@ -46,10 +42,10 @@ impl Breaker {
                     tracing::info!(%server, "sharing server available");
                     is_reported = false;
                     self.failures.store(0, Ordering::Relaxed);
-                    self.link.send_replace(Some(link));
+                    self.link.send_replace((Some(link), String::new()));
                     self.wait_for_failure().await
                 }
-                Err(error) => error,
+                Err(error) => error.to_string(),
             };
             if !is_reported {
                 is_reported = true;
@@ -61,7 +57,7 @@ impl Breaker {
 
     /// The connection; `None` while the breaker is open.
     pub(crate) fn link(&self) -> Option<Link> {
-        self.link.borrow().clone()
+        self.link.borrow().0.clone()
     }
 
     /// Records a reply.
@@ -70,31 +66,25 @@ impl Breaker {
     }
 
     /// Records a failed request, if no other call got a reply in the meantime. Ignored if the connection has already ended.
-    pub(crate) fn record_failure(&self, link: &Link, error: ServerError) {
+    pub(crate) fn record_failure(&self, link: &Link, error: &ServerError) {
         self.link.send_if_modified(|current| {
-            if !current.as_ref().is_some_and(|it| it.is(link)) {
+            if !current.0.as_ref().is_some_and(|it| it.is(link)) {
                 return false;
             }
             let failures = 1 + self.failures.fetch_add(1, Ordering::Relaxed);
             let is_over = failures >= FAILURES_MAX || !error.may_concern_one_call();
             if is_over {
-                *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                *current = None;
+                *current = (None, error.to_string());
             }
             is_over
         });
     }
 
     /// Waits for the end of the connection and returns its error.
-    async fn wait_for_failure(&self) -> ServerError {
+    async fn wait_for_failure(&self) -> String {
         let mut link = self.link.subscribe();
-        drop(link.wait_for(Option::is_none).await);
-        let error = self
-            .error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        error.expect("set before the connection ends")
+        let ended = link.wait_for(|(link, _)| link.is_none()).await;
+        ended.map_or_else(|_| String::new(), |ended| ended.1.clone())
     }
 }
 

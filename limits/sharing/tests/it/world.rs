@@ -36,7 +36,7 @@ const SKEWED: [u64; 4] = [70, 20, 7, 3];
 
 /// A process with its load, and the calls that its share admits.
 pub(crate) struct Process {
-    pub(crate) lease: Lease,
+    pub(crate) lease: Arc<Lease>,
     state: Mutex<Limiter>,
     percent: AtomicU64,
     arrived: AtomicU64,

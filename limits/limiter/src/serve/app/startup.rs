@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use fjall::Slice;
+use limits::rules::Table;
 
 use super::super::{
     clock::Clock,
@@ -18,17 +19,11 @@ use super::super::{
 /// Context of errors that only the operator can resolve.
 const UNUSABLE: &str = "cannot restore the state; restore the directory from a backup, or use another one to start with unused quotas";
 
-/// Components with the restored state.
-pub(super) struct RestoredState {
-    pub(super) decider: Decider,
-    pub(super) sources: Arc<LimitSources>,
-    pub(super) saver: Option<Arc<Saver>>,
-}
+/// The decider, the sources of limits, and the saver of the state, if it is kept.
+pub(super) type Restored = (Decider, Arc<LimitSources>, Option<Arc<Saver>>);
 
 /// Opens the state directory, restores its records, and saves the changes made by the restore.
-pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
-    let file = config.limits.as_ref().map(|file| file.current());
-    let file = file.context("--limits: missing")?;
+pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Restored> {
     let has_collection = config.collection.is_some();
 
     let path = config.state.as_deref();
@@ -38,7 +33,7 @@ pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
     let records = records.with_context(flag)?.unwrap_or_default();
     let saved = Engine::saved_sources(&records);
     let saved = saved.context(UNUSABLE).with_context(flag)?;
-    let limits = initial_limits((*file).clone(), saved, has_collection);
+    let limits = initial_limits(file, saved, has_collection);
     let limits = limits.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
 
     let clock = Arc::new(Clock::start());
@@ -66,11 +61,7 @@ pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
     let sources = Arc::new(sources);
     let saver = store.map(|store| Saver::new(engine, store));
     let saver = saver.transpose().with_context(flag)?.map(Arc::new);
-    Ok(RestoredState {
-        decider,
-        sources,
-        saver,
-    })
+    Ok((decider, sources, saver))
 }
 
 fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow::Result<()> {

@@ -18,10 +18,10 @@ pub const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Resolution in nanoseconds: a booking expires at the end of its interval.
 const INTERVAL: u64 = 100_000_000;
 
-/// Bookings by global limit and token.
+/// Bookings by token. They count under every global limit.
 #[derive(Debug, Default)]
 pub(super) struct Bookings {
-    limits: HashMap<Arc<str>, HashMap<Arc<str>, BookedRequests>>,
+    tokens: HashMap<Arc<str>, BookedRequests>,
 }
 
 /// Booked requests, by the number of their interval.
@@ -40,7 +40,7 @@ fn capacity(limit: &CatalogLimit) -> u64 {
 }
 
 impl Bookings {
-    /// Whether the token may book `requests` more. Visits all tokens of the token file.
+    /// Whether the token may book `requests` more under a global limit. Visits all tokens of the token file.
     pub(super) fn may_book(
         &mut self,
         limit: &CatalogLimit,
@@ -48,47 +48,39 @@ impl Bookings {
         requests: u64,
         now: u64,
     ) -> bool {
-        let Some(tokens) = self.limits.get_mut(&limit.name) else {
-            return true;
-        };
         let mut booked = requests;
-        for of_token in tokens.values_mut() {
+        for of_token in self.tokens.values_mut() {
             of_token.expire(now);
             booked = booked.saturating_add(of_token.requests);
         }
-        let own = tokens.get(token).map_or(0, |own| own.requests);
+        let own = self.tokens.get(token).map_or(0, |own| own.requests);
         let free = capacity(limit).saturating_sub(booked);
         own == 0 || own.saturating_add(requests) <= free
     }
 
     /// Books `requests` at `at`.
-    pub(super) fn book(&mut self, limit: &Arc<str>, token: &str, requests: u64, at: u64) {
-        let tokens = self.limits.entry(Arc::clone(limit)).or_default();
-        match tokens.get_mut(token) {
+    pub(super) fn book(&mut self, token: &str, requests: u64, at: u64) {
+        match self.tokens.get_mut(token) {
             Some(own) => own.add(requests, at),
             None => {
-                let own = tokens.entry(Arc::from(token)).or_default();
+                let own = self.tokens.entry(Arc::from(token)).or_default();
                 own.add(requests, at);
             }
         }
     }
 
     /// Releases a booking of `requests` at `at`, unless it has expired.
-    pub(super) fn release(&mut self, limit: &str, token: &str, requests: u64, at: u64) {
-        let tokens = self.limits.get_mut(limit);
-        if let Some(own) = tokens.and_then(|tokens| tokens.get_mut(token)) {
+    pub(super) fn release(&mut self, token: &str, requests: u64, at: u64) {
+        if let Some(own) = self.tokens.get_mut(token) {
             own.release(requests, at);
         }
     }
 
-    /// Removes expired bookings, and the limits for which `is_kept` is false.
-    pub(super) fn expire(&mut self, now: u64, is_kept: impl Fn(&Arc<str>) -> bool) {
-        self.limits.retain(|limit, tokens| {
-            tokens.retain(|_, own| {
-                own.expire(now);
-                own.requests > 0
-            });
-            is_kept(limit) && !tokens.is_empty()
+    /// Removes expired bookings.
+    pub(super) fn expire(&mut self, now: u64) {
+        self.tokens.retain(|_, own| {
+            own.expire(now);
+            own.requests > 0
         });
     }
 }
@@ -151,20 +143,17 @@ mod tests {
     fn released_booking_does_not_count() {
         let mut bookings = Bookings::default();
         for token in ["one", "two"] {
-            bookings.book(&Arc::from("a"), token, 3, INTERVAL);
+            bookings.book(token, 3, INTERVAL);
         }
-        let booked = |bookings: &Bookings| {
-            let tokens = &bookings.limits["a"];
-            ["one", "two"].map(|token| tokens[token].requests)
-        };
-        bookings.release("a", "one", 2, INTERVAL);
+        let booked =
+            |bookings: &Bookings| ["one", "two"].map(|token| bookings.tokens[token].requests);
+        bookings.release("one", 2, INTERVAL);
         assert_eq!(booked(&bookings), [1, 3]);
-        // The interval, token or limit has no bookings.
-        bookings.release("a", "one", 2, 2 * INTERVAL);
-        bookings.release("a", "three", 2, INTERVAL);
-        bookings.release("b", "one", 2, INTERVAL);
+        // The interval or token has no bookings.
+        bookings.release("one", 2, 2 * INTERVAL);
+        bookings.release("three", 2, INTERVAL);
         assert_eq!(booked(&bookings), [1, 3]);
-        bookings.release("a", "one", 2, INTERVAL);
+        bookings.release("one", 2, INTERVAL);
         assert_eq!(booked(&bookings), [0, 3]);
     }
 
@@ -245,7 +234,7 @@ mod tests {
         };
         assert_eq!(slot.binding.unwrap().to_string(), "slow/hour");
         engine.tidy(now);
-        assert!(engine.state().bookings.limits.is_empty());
+        assert!(engine.state().bookings.tokens.is_empty());
         assert_eq!(reserve_all("one", now + 61 * SECOND), 151);
     }
 }

@@ -186,15 +186,8 @@ impl EngineState {
 
     /// Books future requests of a token under all global limits.
     pub(super) fn book(&mut self, token: &str, requests: u64, at: u64) {
-        for limit in &self.catalog.global {
-            self.bookings.book(limit, token, requests, at);
-        }
-    }
-
-    /// Undoes a [`book`](Self::book).
-    pub(super) fn release_booking(&mut self, token: &str, requests: u64, at: u64) {
-        for limit in &self.catalog.global {
-            self.bookings.release(limit, token, requests, at);
+        if !self.catalog.global.is_empty() {
+            self.bookings.book(token, requests, at);
         }
     }
 

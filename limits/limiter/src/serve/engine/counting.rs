@@ -75,7 +75,7 @@ pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
                 errors.push(format!("limits.{}: {}: {error}", limit.name, rule.id));
             };
             if let Err(error) = ExactRule::new(&rule.limit) {
-                add(error.to_string());
+                add(error);
             }
             if rule.id.len() > RULE_BYTES_MAX {
                 add(format!(

@@ -178,7 +178,7 @@ impl EngineState {
             .release(&call.counters, call.requests, restrictions);
         let booked_at = provisional.booked_at.filter(|_| with_slots);
         if let (Some(token), Some(at)) = (&pending.token, booked_at) {
-            self.release_booking(token, call.requests, at);
+            self.bookings.release(token, call.requests, at);
         }
     }
 

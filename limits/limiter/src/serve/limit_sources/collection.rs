@@ -6,7 +6,7 @@ use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use anyhow::anyhow;
 use futures_util::TryStreamExt as _;
-use limits::rules::LimitDefinition;
+use limits::rules::Table;
 use mongodb::{
     Client, Collection,
     bson::{self, Bson, Document, RawDocumentBuf, doc},
@@ -145,7 +145,7 @@ fn is_replicated(hello: &Document) -> bool {
 }
 
 /// Returns the name and the definition of a limit.
-fn parse_limit(mut document: Document) -> Result<(String, LimitDefinition), String> {
+fn parse_limit(mut document: Document) -> Result<(String, Table), String> {
     let Some(Bson::String(name)) = document.remove("_id") else {
         return Err("invalid _id: use a string, the name of the limit".to_owned());
     };

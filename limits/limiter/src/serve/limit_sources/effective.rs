@@ -2,44 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use limits::rules::{ConfigErrors, Document, LimitDefinition, Rules};
+use limits::rules::{ConfigErrors, Rules, Table, Tables};
 
 use super::super::engine;
 
 /// Maximum bytes of the collection, as JSON.
 pub(super) const BYTES_MAX: usize = 2 << 20;
 
-/// Source of a limit. If several define the same name, the last variant takes precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The file of `--limits`.
-    File,
-    /// The collection of `--limits-collection`.
-    Collection,
-}
-
-impl Source {
-    /// All sources.
-    pub const ALL: [Self; 2] = [Self::File, Self::Collection];
-
-    /// Name in labels and messages.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Collection => "collection",
-        }
-    }
-}
-
 /// Definitions of limits by name.
-pub type TermsByName = BTreeMap<String, LimitDefinition>;
+pub type TermsByName = BTreeMap<String, Table>;
 
 /// A valid combination of both sources.
 #[derive(Debug)]
 pub struct EffectiveLimits {
-    pub(super) file: Document,
-    pub(super) collection: TermsByName,
+    pub(super) file: Table,
+    /// Limits of the collection. They take precedence over those of the file.
+    pub collection: TermsByName,
     /// The resulting limits.
     pub rules: Rules,
 }
@@ -49,12 +27,14 @@ impl EffectiveLimits {
     ///
     /// # Errors
     /// With all errors of the result.
-    pub fn of(file: Document, collection: TermsByName) -> Result<Self, ConfigErrors> {
-        let mut document = file.clone();
-        for (name, terms) in &collection {
-            document.set(name, terms.clone());
+    pub fn of(file: Table, collection: TermsByName) -> Result<Self, ConfigErrors> {
+        let mut merged = file.clone();
+        let limits = merged.get_mut("limits").and_then(|it| it.as_table_mut());
+        if let Some(limits) = limits {
+            let terms = collection.iter();
+            limits.extend(terms.map(|(name, terms)| (name.clone(), terms.clone().into())));
         }
-        let rules = document.rules()?;
+        let rules = Rules::read(merged, Tables::default())?;
         let mut errors = engine::errors(&rules);
         let bytes = to_bytes(&collection).len();
         if bytes > BYTES_MAX {
@@ -71,16 +51,6 @@ impl EffectiveLimits {
             rules,
         })
     }
-
-    /// Source of the limit with this name.
-    #[must_use]
-    pub fn source(&self, name: &str) -> Source {
-        if self.collection.contains_key(name) {
-            Source::Collection
-        } else {
-            Source::File
-        }
-    }
 }
 
 /// Encodes the limits of the collection, to be saved.
@@ -92,17 +62,17 @@ pub(super) fn to_bytes(collection: &TermsByName) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn terms(rate: &str) -> LimitDefinition {
+    fn terms(rate: &str) -> Table {
         let json = format!("{{\"rules\": [{{\"id\": \"r\", \"rate\": \"{rate}\"}}]}}");
         serde_json::from_str(&json).unwrap()
     }
 
-    fn file() -> Document {
+    fn file() -> Table {
         let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]\n[limits.b]\nrules = [{ id = 'r', rate = '1/s' }]";
-        Document::parse(text).unwrap()
+        text.parse().unwrap()
     }
 
-    fn named<const N: usize>(limits: [(&str, LimitDefinition); N]) -> TermsByName {
+    fn named<const N: usize>(limits: [(&str, Table); N]) -> TermsByName {
         limits.map(|(name, terms)| (name.to_owned(), terms)).into()
     }
 
@@ -110,12 +80,14 @@ mod tests {
     fn collection_takes_precedence_over_the_file() {
         let collection = named([("b", terms("2/s")), ("c", terms("2/s"))]);
         let effective = EffectiveLimits::of(file(), collection.clone()).unwrap();
-        for (limit, (name, source, rate)) in effective.rules.limits.iter().zip([
-            ("a", Source::File, "1/s"),
-            ("b", Source::Collection, "2/s"),
-            ("c", Source::Collection, "2/s"),
-        ]) {
-            assert_eq!((&*limit.name, effective.source(name)), (name, source));
+        for (limit, (name, rate)) in
+            effective
+                .rules
+                .limits
+                .iter()
+                .zip([("a", "1/s"), ("b", "2/s"), ("c", "2/s")])
+        {
+            assert_eq!(limit.name, name);
             let algorithm = limit.rules[0].limit.algorithm.to_string();
             assert!(algorithm.contains(&rate[..1]), "{algorithm}");
         }

@@ -7,7 +7,7 @@ use launcher::http::HttpClient;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Limiter, TIMEOUT, body, nanos};
+use crate::serve::harness::{Limiter, TIMEOUT, body, nanos};
 
 const LIMITS: &str = "
 [limits.partner]

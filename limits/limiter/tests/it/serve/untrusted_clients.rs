@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
 use tempfile::TempDir;
 
-use crate::harness::{Limiter, TIMEOUT, body};
+use crate::serve::harness::{Limiter, TIMEOUT, body};
 
 const LIMITS: &str = "
 [limits.a]

@@ -34,7 +34,7 @@ fn check(file: &str, name: &str, rule: &str, trace: &str, max_wait: u64) -> u64 
     }
     assert!(
         fs::read_to_string(&path).is_ok_and(|saved| saved == chart),
-        "docs/limits/{file}.svg is outdated: run UPDATE_DOCS=1 cargo test -p limiter --test charts"
+        "docs/limits/{file}.svg is outdated: run UPDATE_DOCS=1 cargo test -p limiter --test it charts"
     );
     outcome.worst_window
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use launcher::http::Response;
 use tempfile::TempDir;
 
-use crate::harness::{Limiter, body, nanos};
+use crate::serve::harness::{Limiter, body, nanos};
 
 const LIMITS: &str = "
 [limits.a]

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 use tokio::task::JoinSet;
 
-use crate::harness::{Limiter, TIMEOUT, body, nanos};
+use crate::serve::harness::{Limiter, TIMEOUT, body, nanos};
 
 const QUOTA: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]";
 

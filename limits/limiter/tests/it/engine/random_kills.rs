@@ -7,6 +7,7 @@ use limiter::serve::engine::Feedback;
 use limits::{Algorithm, Alignment};
 
 use super::{Disk, OPTIONS, SECOND, START, fresh, limits, of};
+use crate::bounds::max_in;
 
 const LIMITS: &str = "
 [limits.bucket]
@@ -59,7 +60,7 @@ fn check(grants: &mut Grants, text: &str, seed: u64) {
                 );
             }
             for window in [SECOND / 10, SECOND, 3 * SECOND, 5 * SECOND, 20 * SECOND] {
-                let allowed = rule.limit.algorithm.max_in(window);
+                let allowed = max_in(&rule.limit.algorithm, window);
                 let (mut within, mut first) = (0, 0);
                 for (at, requests) in &*grants {
                     within += requests;

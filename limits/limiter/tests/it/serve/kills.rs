@@ -15,7 +15,10 @@ use limits::{Algorithm, rules::Rules};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Limiter, TIMEOUT, nanos};
+use crate::{
+    bounds::max_in,
+    serve::harness::{Limiter, TIMEOUT, nanos},
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -120,7 +123,7 @@ fn check(grants: &mut Grants, seed: u64) {
         grants.sort_unstable();
         total += grants.len();
         for window in [SECOND / 10, SECOND, 2 * SECOND, 3 * SECOND, 30 * SECOND] {
-            let allowed = algorithm.max_in(window);
+            let allowed = max_in(&algorithm, window);
             let (mut within, mut first) = (0, 0);
             for (at, n) in &*grants {
                 within += n;

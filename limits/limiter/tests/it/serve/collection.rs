@@ -10,7 +10,7 @@ use mongodb::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Limiter, wait_until};
+use crate::serve::harness::{Limiter, wait_until};
 
 const LIMITS: &str = "
 [limits.a]

@@ -13,6 +13,8 @@ use governor::{
 };
 use limits::{Algorithm, Alignment, Decision, Demand, LimitId, Limits, Refusal};
 
+use crate::bounds::max_in;
+
 const SECOND: u64 = 1_000_000_000;
 
 /// Operations per test: 100,000, or `LIMITS_OPERATIONS`.
@@ -96,7 +98,7 @@ impl Released {
                 };
                 let window = at - self.0[start].0 + 1;
                 let found = sums[end] - sums[start];
-                let most = algorithm.max_in(window);
+                let most = max_in(algorithm, window);
                 assert!(
                     found <= most,
                     "{found} > {most} in {window} ns: {algorithm:?}"
@@ -150,7 +152,7 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
 fn step(random: &mut fastrand::Rng, algorithm: &Algorithm) -> u64 {
     let interval = (1..)
         .map(|it| 1 << it)
-        .find(|it| algorithm.max_in(*it) > 1 + algorithm.max_in(1));
+        .find(|it| max_in(algorithm, *it) > 1 + max_in(algorithm, 1));
     let interval = interval.unwrap_or(SECOND).min(100 * SECOND);
     match random.u8(..) {
         0..=99 => 0,

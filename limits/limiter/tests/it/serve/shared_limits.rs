@@ -8,7 +8,7 @@ use launcher::http::{HttpClient, Response};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::serve::{
     harness::{Limiter, body, nanos, wait_until},
     server::Server,
 };

@@ -1,12 +1,8 @@
 //! The limiter core without network and disk: slots, several limits per call, feedback, and recovery from records.
 
-#[path = "engine/clock_recovery.rs"]
 mod clock_recovery;
-#[path = "engine/from_call.rs"]
 mod from_call;
-#[path = "engine/random_kills.rs"]
 mod random_kills;
-#[path = "engine/recovery.rs"]
 mod recovery;
 
 use std::{

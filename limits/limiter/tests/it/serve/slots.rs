@@ -7,7 +7,7 @@ use launcher::http::HttpClient;
 use tempfile::TempDir;
 use tokio::{process::Command, task::JoinSet};
 
-use crate::harness::{Limiter, body, nanos};
+use crate::serve::harness::{Limiter, body, nanos};
 
 const LIMITS: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000000/s', burst = 1 }]";
 
@@ -74,7 +74,7 @@ async fn check_processes(processes: usize, each: usize) -> Result<()> {
             file.display().to_string(),
         ];
         let process = Command::new(env::current_exe()?)
-            .args(["--exact", "slots::process_that_reserves_slots"])
+            .args(["--exact", "serve::slots::process_that_reserves_slots"])
             .envs(VARIABLES.into_iter().zip(values))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use launcher::tools::skip;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::harness::{Limiter, body};
+use crate::serve::harness::{Limiter, body};
 
 /// PyPI packages for the generated client.
 const PACKAGES: [&str; 1] = ["openapi-python-client==0.26.2"];
@@ -111,7 +111,7 @@ async fn client_generated_from_the_description_uses_all_operations() -> Result<(
             .args(["--output-path", "limiter_client"])
             .current_dir(&generated))?;
         run(Command::new(programs.join("python"))
-            .arg(source("tests/serve/client.py"))
+            .arg(source("tests/it/serve/client.py"))
             .args([&url, "one-token-of-16b"])
             .arg(&generated))
     })

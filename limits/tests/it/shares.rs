@@ -55,11 +55,11 @@ fn combined_changes_equal_single_changes() {
             );
             if random.u32(0..8) == 0 {
                 let carries = [CarryOver::Usage, CarryOver::Reset, CarryOver::Remaining];
-                let changes: Vec<(LimitId, Limit, CarryOver)> = (0..random.usize(0..8))
-                    .map(|_| {
-                        let id = ids[random.usize(0..10)];
-                        (id, draw(&mut random), carries[random.usize(0..3)])
-                    })
+                let count = random.usize(0..8);
+                let changed = random.choose_multiple(ids.iter().copied(), count);
+                let changes: Vec<(LimitId, Limit, CarryOver)> = changed
+                    .into_iter()
+                    .map(|id| (id, draw(&mut random), carries[random.usize(0..3)]))
                     .collect();
                 for (id, limit, carry) in &changes {
                     one_by_one

@@ -1,0 +1,10 @@
+//! Tests of the limiter: its engine without network and disk, the programs, and the published files.
+
+/// Bounds of the algorithms.
+#[path = "../../../tests/it/bounds.rs"]
+mod bounds;
+mod charts;
+mod engine;
+mod program;
+mod published_examples;
+mod serve;
