@@ -107,13 +107,11 @@ impl Cluster {
     }
 
     /// The network namespace of the node with this index, if it has one.
-    #[must_use]
     pub fn network(&self, node: usize) -> Option<&Namespace> {
         self.network.as_ref()?.nodes().get(node)
     }
 
     /// The stream ports of all producers.
-    #[must_use]
     pub fn stream_ports(&self) -> Vec<u16> {
         let addresses = self.producers.iter().map(|producer| &producer.grpc);
         addresses
@@ -149,7 +147,6 @@ impl Cluster {
     }
 
     /// Processes to observe: producers, consumers, stores, and this process.
-    #[must_use]
     pub fn targets(&mut self) -> Vec<Target> {
         let target = |role, name: &str, process_id, admin: Option<&String>| Target {
             role,

@@ -5,25 +5,21 @@ use std::{process, time::Duration};
 use procfs::process::{Process, Stat};
 
 /// State of a process, including its name (`comm`) and parent (`ppid`); `None` if it has exited.
-#[must_use]
 pub fn stat(process_id: u32) -> Option<Stat> {
     Process::new(process_id.cast_signed()).ok()?.stat().ok()
 }
 
 /// CPU time of a process; `None` if it has exited.
-#[must_use]
 pub fn of(process_id: u32) -> Option<Duration> {
     stat(process_id).map(|stat| used(&stat))
 }
 
 /// CPU time of this process; zero if unknown.
-#[must_use]
 pub fn of_this_process() -> Duration {
     of(process::id()).unwrap_or_default()
 }
 
 /// CPU time of the running threads of this process with these names.
-#[must_use]
 pub fn of_threads(names: &[&str]) -> Duration {
     let threads = Process::myself().and_then(|process| process.tasks());
     let stats = threads.into_iter().flatten();

@@ -14,7 +14,6 @@ pub struct Memory {
 
 impl Memory {
     /// Memory of a process; `None` if it has exited.
-    #[must_use]
     pub fn of(process_id: u32) -> Option<Self> {
         let status = Process::new(process_id.cast_signed()).ok()?.status().ok()?;
         Some(Self {
@@ -25,7 +24,6 @@ impl Memory {
 }
 
 /// Memory of the machine in bytes; zero if unknown.
-#[must_use]
 pub fn of_machine() -> u64 {
     Meminfo::current().map_or(0, |memory| memory.mem_total)
 }

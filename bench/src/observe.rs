@@ -85,13 +85,11 @@ impl Observer {
     }
 
     /// Number of scrapes with a balanced ledger.
-    #[must_use]
     pub fn balanced(&self) -> u64 {
         self.processes.iter().map(|it| it.balanced).sum()
     }
 
     /// All observations, in order of time.
-    #[must_use]
     pub fn observations(&self) -> &[Observation] {
         &self.observations
     }

@@ -55,25 +55,21 @@ pub struct SyntheticCookie {
 
 impl SyntheticCookie {
     /// The user id: 20 hexadecimal digits.
-    #[must_use]
     pub fn user_id(&self) -> &str {
         std::str::from_utf8(&self.user_id).expect("hexadecimal digits are ASCII")
     }
 
     /// The DSP id.
-    #[must_use]
     pub fn dsp_id(&self) -> u32 {
         self.dsp_id
     }
 
     /// The buyer uid, in URL-safe characters.
-    #[must_use]
     pub fn buyer_uid(&self) -> &str {
         std::str::from_utf8(self.buyer_uid_bytes()).expect("the alphabet is ASCII")
     }
 
     /// The cookie for the wire.
-    #[must_use]
     pub fn to_wire(&self) -> CookieRef<'_> {
         CookieRef {
             user_id: self.user_id(),
@@ -107,7 +103,6 @@ pub struct Traffic {
 
 impl Traffic {
     /// Traffic of `seed` with uniformly distributed `users`, or with a new user for each cookie. Every buyer uid is new.
-    #[must_use]
     pub fn new(seed: u64, users: Option<NonZeroU64>) -> Self {
         Self {
             seed,
@@ -119,14 +114,12 @@ impl Traffic {
     }
 
     /// Sets the number of DSPs.
-    #[must_use]
     pub fn with_dsps(mut self, dsps: NonZeroU32) -> Self {
         self.dsps = dsps.get();
         self
     }
 
     /// Sets the first DSP id. The last one must fit into 32 bits.
-    #[must_use]
     pub fn with_first_dsp(mut self, first: NonZeroU32) -> Self {
         self.dsps_before = first.get() - 1;
         self
@@ -136,7 +129,6 @@ impl Traffic {
     ///
     /// A pair of user and DSP has one lasting buyer uid; a cookie has a fresh one instead with probability p. Two
     /// successive ones are equal only if neither is fresh, so p = 1 − √(1 − `changed`).
-    #[must_use]
     pub fn with_repeats_changed(mut self, changed: f64) -> Self {
         let fresh = 1.0 - (1.0 - changed.clamp(0.0, 1.0)).sqrt();
         #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
@@ -146,7 +138,6 @@ impl Traffic {
     }
 
     /// The seed.
-    #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -154,7 +145,6 @@ impl Traffic {
     /// The cookie with this number (from 0) on this connection.
     ///
     /// All connections share the users of a population and their lasting buyer uids.
-    #[must_use]
     #[inline]
     pub fn cookie(&self, connection: u64, number: u64) -> SyntheticCookie {
         let stream = nth_word(self.seed, connection);
@@ -207,7 +197,6 @@ impl SyntheticCookie {
 
 /// Word `index` of the splitmix64 sequence with the seed `state`.
 #[inline]
-#[must_use]
 pub fn nth_word(state: u64, index: u64) -> u64 {
     let mut word = state.wrapping_add(GOLDEN.wrapping_mul(index.wrapping_add(1)));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

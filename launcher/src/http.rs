@@ -31,7 +31,6 @@ pub struct Response {
 
 impl Response {
     /// Whether the server announces that it closes the connection.
-    #[must_use]
     pub fn closes(&self) -> bool {
         self.head.contains("\r\nconnection: close\r\n")
     }

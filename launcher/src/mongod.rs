@@ -76,19 +76,16 @@ impl Mongod {
     }
 
     /// The connection string.
-    #[must_use]
     pub fn uri(&self) -> String {
         format!("mongodb://{}", self.address)
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The process.
-    #[must_use]
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

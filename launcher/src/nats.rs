@@ -53,7 +53,6 @@ impl Nats {
     }
 
     /// Its URL.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }

@@ -1,7 +1,6 @@
 //! Formats numbers for people.
 
 /// A duration in a suitable unit: `1.23 ms`.
-#[must_use]
 pub fn duration(micros: u64) -> String {
     let value = micros as f64;
     match micros {
@@ -13,7 +12,6 @@ pub fn duration(micros: u64) -> String {
 }
 
 /// A number with grouped thousands: `1 234 567`.
-#[must_use]
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::with_capacity(digits.len() * 4 / 3 + 1);
@@ -27,7 +25,6 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// A rounded rate: `12 345/s`.
-#[must_use]
 pub fn rate(per_second: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     let rounded = per_second.round() as u64;
@@ -35,7 +32,6 @@ pub fn rate(per_second: f64) -> String {
 }
 
 /// `count` per second; 0 if no time has passed.
-#[must_use]
 pub fn per_second(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         count as f64 / seconds

@@ -59,7 +59,6 @@ impl Programs {
 static FOUND: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
 /// Programs found so far by this process, each with its version, such as `0.1.0 (dist)`.
-#[must_use]
 pub fn found_programs() -> Vec<(String, String)> {
     let found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     found.clone().into_iter().collect()
@@ -182,7 +181,6 @@ struct Target {
 }
 
 /// Cargo's target directory if cargo built this program; otherwise `target` in the current directory.
-#[must_use]
 pub fn target_dir() -> PathBuf {
     let own = env::current_exe().unwrap_or_default();
     // The directory of a target triple has a tag file too, so take the outermost.
@@ -193,7 +191,6 @@ pub fn target_dir() -> PathBuf {
 }
 
 /// The installed program of this name, from the PATH and the `sbin` directories.
-#[must_use]
 pub fn installed(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -223,14 +220,12 @@ pub fn free_address() -> Result<SocketAddr> {
 }
 
 /// Converts flags and values to arguments.
-#[must_use]
 pub fn flags<const N: usize, V: Into<String>>(flags: [(&str, V); N]) -> Vec<String> {
     let arguments = flags.map(|(flag, value)| [flag.to_owned(), value.into()]);
     arguments.into_iter().flatten().collect()
 }
 
 /// The last value of `flag` in the arguments, as `--flag value` or `--flag=value`.
-#[must_use]
 pub fn flag_value<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
     let at = args.iter().rposition(|arg| {
         let rest = arg.as_ref().strip_prefix(flag);
@@ -281,13 +276,11 @@ impl Process {
     }
 
     /// Its name in messages.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its process id.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -412,13 +405,11 @@ impl Process {
     }
 
     /// The log file.
-    #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
     /// The last `count` lines of the log.
-    #[must_use]
     pub fn last_lines(&self, count: usize) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);

@@ -45,7 +45,6 @@ impl Redis {
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

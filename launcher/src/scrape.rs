@@ -31,7 +31,6 @@ pub struct Buckets(Vec<(f64, f64)>);
 
 impl Samples {
     /// Parses a scrape; skips lines that are not samples.
-    #[must_use]
     pub fn parse(text: &str) -> Self {
         Self {
             samples: text.lines().filter_map(Sample::parse).collect(),
@@ -39,7 +38,6 @@ impl Samples {
     }
 
     /// The sum of all samples of `name` with all of `labels`; `None` if there is no such sample.
-    #[must_use]
     pub fn sum(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Option<f64> {
         self.matching(name.as_ref(), labels)
             .map(|sample| sample.value)
@@ -47,14 +45,12 @@ impl Samples {
     }
 
     /// Like [`sum`](Self::sum), as a whole number; 0 if there is no such sample.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     pub fn count(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> u64 {
         self.sum(name, labels).unwrap_or(0.0) as u64
     }
 
     /// The samples of `name` as whole numbers, each with its value of `label`.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     pub fn by_label(&self, name: impl AsRef<str>, label: &str) -> Vec<(String, u64)> {
         self.matching(name.as_ref(), &[])
@@ -78,13 +74,11 @@ impl Samples {
     }
 
     /// The histogram `name`, summed over all label sets.
-    #[must_use]
     pub fn histogram(&self, name: impl AsRef<str>) -> Buckets {
         self.histogram_of(name, &[])
     }
 
     /// The histogram `name`, summed over the label sets that contain `labels`.
-    #[must_use]
     pub fn histogram_of(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Buckets {
         let name = name.as_ref();
         let mut buckets = BTreeMap::new();
@@ -172,7 +166,6 @@ fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
 
 impl Buckets {
     /// The observations since `earlier`.
-    #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts = self.0.iter().map(|&(bound, count)| {
             let before = earlier.0.iter().find(|(other, _)| *other == bound);
@@ -182,7 +175,6 @@ impl Buckets {
     }
 
     /// The observations of both.
-    #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         if self.0.is_empty() {
             return other.clone();
@@ -195,14 +187,12 @@ impl Buckets {
     }
 
     /// Number of observations.
-    #[must_use]
     pub fn count(&self) -> f64 {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
     /// The `quantile` (0 to 1), interpolated within its bucket like in Prometheus; the last finite bound if it is above.
     /// `None` without observations.
-    #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<f64> {
         let total = self.0.last().map(|(_, count)| *count)?;
         if total <= 0.0 {

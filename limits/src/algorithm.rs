@@ -202,7 +202,6 @@ impl Options {
 
 /// Default step of a step window: 10 ms for windows up to 10 s, 100 ms up to a minute, 1 s up to an hour, 1 min up to a day, and
 /// 1 h above.
-#[must_use]
 pub fn default_step(window: Duration) -> Duration {
     let seconds = |number| Duration::from_secs(number);
     match window {
@@ -265,7 +264,6 @@ impl Algorithm {
     }
 
     /// Limit and window length of the window algorithms.
-    #[must_use]
     pub fn window(&self) -> Option<(u64, Duration)> {
         match *self {
             Self::FixedWindow { limit, window, .. }
@@ -303,7 +301,6 @@ impl Algorithm {
 
     /// A share of this limit in millionths: of the rate, and of the burst or capacity, rounded up. A share of 0 admits one call in ten
     /// years. `None` for windows and logs: quota that moves between processes within a window would be used twice.
-    #[must_use]
     pub fn share(mut self, millionths: u64) -> Option<Self> {
         const WHOLE: u64 = 1_000_000;
         let share = millionths.min(WHOLE);
@@ -321,7 +318,6 @@ impl Algorithm {
     }
 
     /// Its name in limits files.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::TokenBucket { .. } => "token_bucket",
@@ -336,7 +332,6 @@ impl Algorithm {
     }
 
     /// Maximum number of requests of one call. Larger calls are never admitted.
-    #[must_use]
     pub fn max_burst(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
@@ -349,7 +344,6 @@ impl Algorithm {
     ///
     /// # Panics
     /// If the parameters were not [checked](Self::checked).
-    #[must_use]
     pub fn mean_rate(&self) -> Rate {
         match *self {
             Self::TokenBucket { rate, .. }

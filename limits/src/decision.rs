@@ -12,7 +12,6 @@ pub struct LimitId(pub(crate) u32);
 
 impl LimitId {
     /// The number of limits that were added before this one.
-    #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -87,7 +86,6 @@ pub enum Refusal {
 
 impl Decision {
     /// The slot of the call: `now` or later, or `None` if it is refused. `now` is the time of the reservation.
-    #[must_use]
     pub fn at(self, now: u64) -> Option<u64> {
         match self {
             Self::Now => Some(now),

@@ -58,13 +58,11 @@ pub struct Limits<K> {
 
 impl<K: Hash + Eq + Clone> Limits<K> {
     /// An empty set with capacity for `keys_max` keys.
-    #[must_use]
     pub fn new(keys_max: usize) -> Self {
         Self::with_memory(keys_max, usize::MAX)
     }
 
     /// An empty set with capacity for `keys_max` keys and `bytes_max` bytes of sliding logs, step windows and bookings.
-    #[must_use]
     pub fn with_memory(keys_max: usize, bytes_max: usize) -> Self {
         Self {
             limits: Vec::new(),
@@ -98,7 +96,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// If the limit belongs to another [`Limits`].
-    #[must_use]
     pub fn limit(&self, id: LimitId) -> &Limit {
         &self.limits[id.index()].limit
     }
@@ -231,7 +228,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     }
 
     /// Number of keys of all limits.
-    #[must_use]
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
@@ -240,7 +236,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// If the limit belongs to another [`Limits`].
-    #[must_use]
     pub fn keys_of(&self, limit: LimitId) -> usize {
         self.keys.len_of(limit)
     }

@@ -46,19 +46,16 @@ impl Rate {
     }
 
     /// The numerator, in lowest terms.
-    #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
     /// The denominator in nanoseconds, in lowest terms.
-    #[must_use]
     pub fn nanos(&self) -> u64 {
         self.nanos
     }
 
     /// Requests and nanoseconds before reduction to lowest terms.
-    #[must_use]
     pub fn written(&self) -> (u64, u64) {
         self.written
     }
@@ -97,14 +94,12 @@ impl Rate {
     }
 
     /// Number of requests in `nanos` nanoseconds, rounded down.
-    #[must_use]
     pub fn requests_in(&self, nanos: u64) -> u64 {
         let requests = u128::from(nanos) * u128::from(self.requests) / u128::from(self.nanos);
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 
     /// Nanoseconds for `requests` requests, rounded up.
-    #[must_use]
     pub fn nanos_of(&self, requests: u64) -> u64 {
         let nanos = u128::from(requests) * u128::from(self.nanos);
         u64::try_from(nanos.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
@@ -211,7 +206,6 @@ pub(crate) fn in_range(what: &str, value: u64, max: u64) -> Result<u64, RateErro
 }
 
 /// The greatest common divisor.
-#[must_use]
 pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);

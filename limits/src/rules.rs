@@ -150,7 +150,6 @@ impl Rules {
     }
 
     /// The indexes of the limits that apply to a key, or `None` if its calls are refused.
-    #[must_use]
     pub fn for_key(&self, key: &str) -> Option<Vec<usize>> {
         let is_listed = |limit: &NamedLimit| limit.keys.iter().any(|it| it == key);
         let own = match (&self.unknown, self.limits.iter().position(is_listed)) {

@@ -55,31 +55,26 @@ pub enum Kind {
 
 impl MetricDef {
     /// A counter without labels.
-    #[must_use]
     pub const fn counter(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Counter)
     }
 
     /// A gauge without labels.
-    #[must_use]
     pub const fn gauge(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Gauge)
     }
 
     /// A histogram without labels, with these ascending bounds.
-    #[must_use]
     pub const fn histogram(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
         Self::new(name, help, Kind::Histogram(bounds))
     }
 
     /// The same metric with labels.
-    #[must_use]
     pub const fn by(self, labels: &'static [&'static str]) -> Self {
         Self { labels, ..self }
     }
 
     /// The same metric with a process or port as prefix of its name. Leaks the new name.
-    #[must_use]
     pub fn of(self, prefix: &str) -> Self {
         let name = format!("{prefix}_{}", self.name).leak();
         Self { name, ..self }

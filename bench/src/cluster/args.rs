@@ -78,7 +78,6 @@ impl ClusterArgs {
     }
 
     /// Expiry mode of the consumers, if set.
-    #[must_use]
     pub fn expiry(&self) -> Option<&str> {
         flag_value(&self.consumer_arg, "--expiry")
     }
@@ -119,7 +118,6 @@ impl FromStr for StoreChoice {
 
 impl StoreChoice {
     /// Store of the node with this number, counted from 1.
-    #[must_use]
     pub fn of_node(&self, number: usize) -> Self {
         match self {
             Self::Mixed if number % 2 == 1 => Self::Mongodb,
@@ -129,7 +127,6 @@ impl StoreChoice {
     }
 
     /// Name without secrets.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Mongodb => "mongodb",

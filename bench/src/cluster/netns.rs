@@ -65,7 +65,6 @@ pub struct Namespace {
 }
 
 /// Why namespaces are unavailable, found by creating one; `None` if they are available.
-#[must_use]
 pub fn unavailable_reason() -> Option<String> {
     let created = Network::create(1);
     let partitioned = created.and_then(|network| network.nodes[0].partition(Direction::Both, &[1]));
@@ -100,13 +99,11 @@ impl Network {
     }
 
     /// Address of this machine for all nodes.
-    #[must_use]
     pub fn host(&self) -> Ipv4Addr {
         self.host
     }
 
     /// Namespaces by node number.
-    #[must_use]
     pub fn nodes(&self) -> &[Namespace] {
         &self.nodes
     }
@@ -149,13 +146,11 @@ impl Namespace {
     }
 
     /// Address of the node.
-    #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
     /// Program and arguments that run `program` in this namespace, with the same process id.
-    #[must_use]
     pub fn inside(&self, program: &Path, args: &[String]) -> (PathBuf, Vec<String>) {
         let mut all = ["netns", "exec", &self.name].map(str::to_owned).to_vec();
         all.push(program.display().to_string());

@@ -19,7 +19,6 @@ pub struct Verification {
 
 impl Verification {
     /// A verification that failed for all stores.
-    #[must_use]
     pub fn failed(reason: String) -> Self {
         Self {
             failed: vec![reason],
@@ -28,7 +27,6 @@ impl Verification {
     }
 
     /// The result in lines.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.balanced > 0 {
@@ -54,7 +52,6 @@ impl Verification {
     }
 
     /// Failures of all stores.
-    #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let failed = self.verdicts.iter().filter(|verdict| !verdict.has_passed());
         let failed = failed.map(|verdict| {

@@ -106,7 +106,6 @@ impl GeneratorVerdict {
 
 impl Bottleneck {
     /// Name in tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",

@@ -121,7 +121,6 @@ impl History {
     }
 
     /// Number of the connection in [`Traffic::cookie`](crate::traffic::Traffic::cookie).
-    #[must_use]
     pub fn connection(&self) -> u64 {
         self.connection
     }

@@ -98,14 +98,12 @@ impl Task {
 
 impl Plan {
     /// Two threads, or one on a single core: enough to saturate a producer on the same machine.
-    #[must_use]
     pub fn default_threads() -> NonZeroUsize {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         NonZeroUsize::new(cores.min(2)).unwrap_or(NonZeroUsize::MIN)
     }
 
     /// A plan with one connection, without pipelining, rate or end.
-    #[must_use]
     pub fn new(url: Uri, traffic: Traffic) -> Self {
         Self {
             urls: vec![url],
@@ -123,7 +121,6 @@ impl Plan {
     }
 
     /// Sets a constant rate over all connections.
-    #[must_use]
     pub fn rate(self, requests_per_second: NonZeroU64) -> Self {
         Self {
             rate: Some(requests_per_second),
@@ -137,7 +134,6 @@ impl Plan {
     }
 
     /// Maximum outstanding requests per connection.
-    #[must_use]
     pub fn pipeline_max(&self) -> usize {
         match self.pipeline {
             Some(pipeline) => pipeline.get(),

@@ -192,7 +192,6 @@ impl Interval {
 
 impl RequestCounts {
     /// Wrong and missing responses.
-    #[must_use]
     pub fn errors(&self) -> u64 {
         self.rejected.values().sum::<u64>() + self.unanswered + self.malformed
     }

@@ -19,7 +19,6 @@ const WHOLE_SECOND: f64 = 0.999;
 
 impl LoadOutcome {
     /// The report of this run.
-    #[must_use]
     pub fn report(&self) -> Report {
         let mode = match self.plan.rate {
             Some(target) => format!("{}, open loop", rate(target.get() as f64)),

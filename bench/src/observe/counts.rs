@@ -54,7 +54,6 @@ impl ProcessCounts {
     }
 
     /// The value of a counter or gauge, or the sum of a histogram.
-    #[must_use]
     pub fn of(&self, metric: MetricDef) -> u64 {
         self.counts.get(metric.name).copied().unwrap_or(0)
     }
@@ -65,7 +64,6 @@ impl ProcessCounts {
     }
 
     /// Received cookies with an outcome.
-    #[must_use]
     pub fn settled(&self) -> u64 {
         let outcomes = [
             names::WRITTEN,

@@ -60,7 +60,6 @@ impl Observation {
     }
 
     /// Cookies appended to the logs of all producers.
-    #[must_use]
     pub fn accepted(&self) -> u64 {
         self.of(Role::Producer)
             .map(|seen| seen.counts.of(names::APPENDED))
@@ -68,7 +67,6 @@ impl Observation {
     }
 
     /// Accepted cookies that are neither settled nor lost, by node.
-    #[must_use]
     pub fn backlogs(&self) -> Vec<u64> {
         let accepted = self.accepted();
         self.of(Role::Consumer)
@@ -80,13 +78,11 @@ impl Observation {
     }
 
     /// Backlog of the slowest node.
-    #[must_use]
     pub fn backlog(&self) -> u64 {
         self.backlogs().into_iter().max().unwrap_or(0)
     }
 
     /// Cookies accepted per second since `earlier`.
-    #[must_use]
     pub fn accepted_per_second(&self, earlier: &Self) -> f64 {
         let appended = |seen: &ProcessSample| seen.counts.of(names::APPENDED);
         self.per_second(earlier, Role::Producer, appended).sum()
@@ -119,7 +115,6 @@ impl Observation {
     }
 
     /// Cores used by each process since `earlier`.
-    #[must_use]
     pub fn cores_since(&self, earlier: &Self) -> Vec<f64> {
         let pairs = self.processes.iter().zip(&earlier.processes);
         pairs

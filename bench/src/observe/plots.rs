@@ -14,7 +14,6 @@ use crate::{
 const DISTANCE_MIN: Duration = Duration::from_millis(900);
 
 /// Rates, backlog, latency, CPU and memory over time since `start`.
-#[must_use]
 pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let pairs = pairs(observations);
     let Some((first, _)) = pairs.first() else {

@@ -32,7 +32,6 @@ pub struct Report {
 
 impl Report {
     /// An empty report of this run.
-    #[must_use]
     pub fn new(scenario: &str, title: &str) -> Self {
         Self {
             scenario: scenario.to_owned(),
@@ -72,7 +71,6 @@ impl Report {
     }
 
     /// The value of the measurement with this full name.
-    #[must_use]
     pub fn value(&self, name: &str) -> Option<f64> {
         self.measurements().find(|(full, _)| full == name)?.1.value
     }

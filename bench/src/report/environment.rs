@@ -38,7 +38,6 @@ pub struct Environment {
 
 impl Environment {
     /// Environment of this process, whose run ends now, and of the programs that it has found.
-    #[must_use]
     pub fn of_this_run() -> Self {
         let command = env::args_os().map(|word| redacted(&word.to_string_lossy()));
         Self {
@@ -66,7 +65,6 @@ impl Environment {
     }
 
     /// A warning about programs not built with the shipped profile.
-    #[must_use]
     pub fn profile_warning(&self) -> Option<String> {
         let others: Vec<_> = self
             .profiles()

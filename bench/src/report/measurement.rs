@@ -79,7 +79,6 @@ impl<N: Number> Number for Option<N> {
 
 impl Unit {
     /// A measurement in this unit, from a raw number.
-    #[must_use]
     pub fn of(self, name: &str, value: impl Number) -> Measurement {
         let value = value.number();
         Measurement {
@@ -114,7 +113,6 @@ impl Unit {
 
 impl Measurement {
     /// A text.
-    #[must_use]
     pub fn text(name: &str, text: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),
@@ -124,7 +122,6 @@ impl Measurement {
     }
 
     /// Includes the measurement in comparisons; higher is better.
-    #[must_use]
     pub fn higher(self) -> Self {
         Self {
             better: Some(Better::Higher),
@@ -133,7 +130,6 @@ impl Measurement {
     }
 
     /// Includes the measurement in comparisons; lower is better.
-    #[must_use]
     pub fn lower(self) -> Self {
         Self {
             better: Some(Better::Lower),
@@ -142,7 +138,6 @@ impl Measurement {
     }
 
     /// Sets the samples, in the unit of the measurement.
-    #[must_use]
     pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
         Self {
             samples: samples.into_iter().filter(|it| it.is_finite()).collect(),
@@ -153,7 +148,6 @@ impl Measurement {
 
 impl Row {
     /// A row with this name.
-    #[must_use]
     pub fn new(
         name: impl Into<String>,
         measurements: impl IntoIterator<Item = Measurement>,
@@ -165,7 +159,6 @@ impl Row {
     }
 
     /// Appends measurements.
-    #[must_use]
     pub fn with(mut self, more: impl IntoIterator<Item = Measurement>) -> Self {
         self.measurements.extend(more);
         self

@@ -29,7 +29,6 @@ impl Micros {
     }
 
     /// The percentiles; `None` if it is empty.
-    #[must_use]
     pub fn percentiles(&self) -> Option<Percentiles> {
         (!self.0.is_empty()).then(|| Percentiles {
             p50: self.0.value_at_quantile(0.5),
@@ -75,7 +74,6 @@ impl Percentiles {
     }
 
     /// The percentiles in one line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
-    #[must_use]
     pub fn line(&self) -> String {
         let each = self
             .named()
@@ -85,7 +83,6 @@ impl Percentiles {
 }
 
 /// Microseconds per item; 0 without items.
-#[must_use]
 pub fn micros_per(seconds: f64, count: u64) -> f64 {
     if count > 0 {
         seconds * 1e6 / count as f64
@@ -95,7 +92,6 @@ pub fn micros_per(seconds: f64, count: u64) -> f64 {
 }
 
 /// `1 node`, `2 nodes`.
-#[must_use]
 pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -33,7 +33,6 @@ pub struct Plot {
 
 impl Plot {
     /// A plot over time in seconds since the start.
-    #[must_use]
     pub fn over_time(title: &str, y: &str, series: Vec<Series>) -> Self {
         Self {
             title: title.to_owned(),
@@ -45,7 +44,6 @@ impl Plot {
     }
 
     /// Makes the vertical axis logarithmic.
-    #[must_use]
     pub fn logarithmic(self) -> Self {
         Self {
             logarithmic: true,
@@ -65,7 +63,6 @@ pub struct Series {
 
 impl Series {
     /// A line through `points`.
-    #[must_use]
     pub fn new(name: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         Self {
             name: name.to_owned(),

@@ -9,7 +9,6 @@ use super::{
 
 impl Report {
     /// The summary for the terminal.
-    #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![self.title.clone(), String::new()];
         for table in &self.tables {

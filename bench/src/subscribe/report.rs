@@ -8,7 +8,6 @@ use crate::report::{
 
 impl SubscribeOutcome {
     /// The report of this run.
-    #[must_use]
     pub fn report(&self) -> Report {
         let title = format!("{} streams from {}", self.args.streams, self.args.producer);
         let mut report = Report::new("subscribe", &title);

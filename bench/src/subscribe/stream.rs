@@ -61,7 +61,6 @@ pub struct StreamCounts {
 
 impl StreamCounts {
     /// Time from the first cookie to the last.
-    #[must_use]
     pub fn seconds(&self) -> f64 {
         let duration = self.between.map(|(first, last)| last - first);
         duration.unwrap_or_default().as_secs_f64()

@@ -58,13 +58,11 @@ pub struct StoreVerdict {
 
 impl StoreVerdict {
     /// Whether the store has the expected contents.
-    #[must_use]
     pub fn has_passed(&self) -> bool {
         self.missing + self.stale + self.wrong + self.unexpected == 0
     }
 
     /// Summary in one line.
-    #[must_use]
     pub fn line(&self) -> String {
         let mut line = format!(
             "{}: {} of {} stored pairs are correct",
@@ -136,7 +134,6 @@ impl NewestRequests {
 
 impl<'a> StoreCheck<'a> {
     /// Starts a check. `was_restarted`: whether the node's consumer was restarted.
-    #[must_use]
     pub fn new(
         node: &str,
         sent: &'a SentRequests,
@@ -248,7 +245,6 @@ impl<'a> StoreCheck<'a> {
     }
 
     /// Checks for missing pairs, after all stored cookies were checked.
-    #[must_use]
     pub fn finish(mut self) -> StoreVerdict {
         let sent = self.sent;
         let mut from = 0;

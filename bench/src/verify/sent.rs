@@ -66,7 +66,6 @@ pub struct LostRequest {
 
 impl LostRequest {
     /// The request with this number on this connection.
-    #[must_use]
     pub fn of(source: &Source, number: u64) -> Self {
         Self {
             producer: source.producer,

@@ -132,7 +132,6 @@ impl SlidingWindow {
 }
 
 /// A rule with this rate for each algorithm, in the format of a limits file.
-#[must_use]
 pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
     let (requests, time) = rate.written();
     let burst_of_step = burst.max(requests);
@@ -156,7 +155,6 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
 }
 
 /// Replays a trace.
-#[must_use]
 pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> Outcome {
     let mut limits = Limits::new(usize::MAX);
     let demands_of = demands(&mut limits, trace, &candidate.rules);

@@ -7,7 +7,6 @@ use limits::rate::Time;
 use crate::replay::Outcome;
 
 /// Formats a table with a row per outcome.
-#[must_use]
 pub fn table(outcomes: &[Outcome]) -> String {
     let names = outcomes.iter().map(|it| it.name.chars().count());
     let width = names.max().unwrap_or(0).max("limits".len());

@@ -96,7 +96,6 @@ impl Trace {
     }
 
     /// Time from the first call to the last.
-    #[must_use]
     pub fn span(&self) -> Duration {
         let ends = self.calls.first().zip(self.calls.last());
         ends.map_or(Duration::ZERO, |(first, last)| {

@@ -12,7 +12,6 @@ pub const DSPS_MAX: usize = 4096;
 const SHARES_MAX: u64 = 4096;
 
 /// Reasons why a producer rejects valid rules; empty if it accepts them.
-#[must_use]
 pub fn check(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();
     let mut dsps = 0;

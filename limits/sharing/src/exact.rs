@@ -87,7 +87,6 @@ pub struct ExactLimits {
 
 impl ExactLimits {
     /// Limits without a connection. [`run`](Self::run) connects.
-    #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -157,13 +156,11 @@ impl ExactLimits {
     }
 
     /// Number of replies from the server.
-    #[must_use]
     pub fn replies(&self) -> u64 {
         self.replies.load(Ordering::Relaxed)
     }
 
     /// Whether the server is connected.
-    #[must_use]
     pub fn is_connected(&self) -> bool {
         self.breaker.link().is_some()
     }

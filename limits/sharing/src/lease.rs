@@ -79,7 +79,6 @@ pub struct Lease {
 
 impl Lease {
     /// Creates a lease without any shares. [`run`](Self::run) requests them.
-    #[must_use]
     pub fn new(config: Config) -> Arc<Self> {
         let nothing = Member::new(config.terms, &config.member, 0, 0);
         Arc::new(Self {
@@ -92,25 +91,21 @@ impl Lease {
     }
 
     /// The time in plans: microseconds since this lease was created.
-    #[must_use]
     pub fn micros(&self, at: Instant) -> u64 {
         Terms::micros(at.saturating_duration_since(self.began))
     }
 
     /// The current plan. It remains valid until a reply changes it.
-    #[must_use]
     pub fn plan(&self) -> Arc<SharePlan> {
         Arc::clone(&self.plan.borrow())
     }
 
     /// The configuration.
-    #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
     /// Health of the connection to the server.
-    #[must_use]
     pub fn health(&self) -> LeaseHealth {
         self.health.borrow().clone()
     }
@@ -245,7 +240,6 @@ impl Lease {
     }
 
     /// The current state of the shares.
-    #[must_use]
     pub fn state(&self) -> ShareState {
         let now = self.micros(Instant::now());
         self.plan().state(now)
@@ -266,7 +260,6 @@ async fn send(
 }
 
 /// The arguments of [`SCRIPT`] for a request.
-#[must_use]
 pub fn arguments(terms: &Terms, request: &LeaseRequest) -> Vec<String> {
     let times = [
         terms.refresh,

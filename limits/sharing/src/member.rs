@@ -69,7 +69,6 @@ impl SharePlan {
     }
 
     /// The state at `now`.
-    #[must_use]
     pub fn state(&self, now: u64) -> ShareState {
         if self.refused.is_some() {
             return ShareState::Refused;
@@ -86,7 +85,6 @@ impl SharePlan {
     }
 
     /// The share of a limit that the member may use at `now`, in millionths.
-    #[must_use]
     pub fn share(&self, limit: &str, now: u64) -> u64 {
         let share = self.granted(limit);
         match self.state(now) {
@@ -104,7 +102,6 @@ impl SharePlan {
     }
 
     /// The next time after `now` at which shares change without another reply.
-    #[must_use]
     pub fn changes(&self, now: u64) -> Option<u64> {
         if self.refused.is_some() {
             return None;
@@ -118,21 +115,18 @@ impl SharePlan {
     }
 
     /// The last grant for a limit.
-    #[must_use]
     pub fn granted(&self, limit: &str) -> Option<LimitShare> {
         let (_, granted) = self.granted.as_ref()?;
         granted.shares.get(*self.indexes.get(limit)?).copied()
     }
 
     /// Number of members, and whether the server was learning which exist, according to the last reply.
-    #[must_use]
     pub fn group(&self) -> Option<(u64, bool)> {
         let (_, granted) = self.granted.as_ref()?;
         Some((granted.members, granted.is_learning))
     }
 
     /// The reply with which the server rejected the member.
-    #[must_use]
     pub fn refused(&self) -> Option<&LeaseReply> {
         self.refused.as_ref()
     }
@@ -156,7 +150,6 @@ pub struct Member {
 
 impl Member {
     /// A process with this name that starts at `began` of its clock. `instance` must be larger than that of any previous process.
-    #[must_use]
     pub fn new(terms: Terms, name: &str, instance: u64, began: u64) -> Self {
         Self {
             name: name.to_owned(),
@@ -171,7 +164,6 @@ impl Member {
     }
 
     /// The current plan.
-    #[must_use]
     pub fn plan(&self) -> &SharePlan {
         &self.plan
     }
@@ -248,7 +240,6 @@ impl Member {
     }
 
     /// Whether the last reply reduced a share. Other members get the difference once a request confirms the reduction.
-    #[must_use]
     pub fn has_released_share(&self, before: &SharePlan, now: u64) -> bool {
         let fell = |limit: &String| self.plan.share(limit, now) < before.share(limit, now);
         self.demands.keys().any(fell)

@@ -58,13 +58,11 @@ impl Terms {
     }
 
     /// How long the server reserves a lease after granting it.
-    #[must_use]
     pub fn reserved_for(&self) -> u64 {
         self.ttl + self.margin()
     }
 
     /// Time without a request after which the server reserves the member's fallback share.
-    #[must_use]
     pub fn silence_max(&self) -> u64 {
         4 * self.refresh
     }
@@ -73,7 +71,6 @@ impl Terms {
     ///
     /// By then, all leases that the server granted before it reserved the fallback share have expired, even if clock
     /// speeds differ by 2%.
-    #[must_use]
     pub fn fallback_after(&self) -> u64 {
         (self.reserved_for() + self.silence_max() + self.timeout) / 49 * 50 + 50
     }
@@ -86,13 +83,11 @@ impl Terms {
     }
 
     /// Share that is reserved for each member at all times: 1/`members_max`, or 0 if that is unknown.
-    #[must_use]
     pub fn guaranteed_share(&self) -> u64 {
         WHOLE.checked_div(self.members_max).unwrap_or(0)
     }
 
     /// A duration in microseconds.
-    #[must_use]
     pub fn micros(time: Duration) -> u64 {
         u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
     }

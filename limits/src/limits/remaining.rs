@@ -10,7 +10,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// If the limit belongs to another [`Limits`].
-    #[must_use]
     pub fn remaining(&self, limit: LimitId, key: &K, now: u64) -> Remaining {
         let now = self.monotonic(now);
         let active = &self.limits[limit.index()];

@@ -82,7 +82,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     }
 
     /// The latest time that was passed to any method.
-    #[must_use]
     pub fn clock(&self) -> u64 {
         self.clock
     }
@@ -91,7 +90,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// If the limit belongs to another [`Limits`].
-    #[must_use]
     pub fn is_in_use(&self, id: LimitId, key: &K, now: u64) -> bool {
         let meter = &self.limits[id.index()].meter;
         let now = self.monotonic(now);

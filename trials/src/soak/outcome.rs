@@ -183,7 +183,6 @@ impl SoakOutcome {
     }
 
     /// The summary for the terminal.
-    #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![
             format!(

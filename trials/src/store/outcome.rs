@@ -49,7 +49,6 @@ pub struct VariantOutcome {
 
 impl StoreOutcome {
     /// The summary for the terminal.
-    #[must_use]
     pub fn summary(&self) -> String {
         let (cookies, pairs) = (grouped(self.cookies), grouped(self.pairs));
         let mut lines = vec![format!(

@@ -29,7 +29,6 @@ pub struct Clock {
 
 impl Clock {
     /// Starts at the time of the system clock.
-    #[must_use]
     pub fn start() -> Self {
         Self {
             started: Instant::now(),
@@ -44,7 +43,6 @@ impl Clock {
     }
 
     /// Nanoseconds since the Unix epoch.
-    #[must_use]
     pub fn now(&self) -> u64 {
         let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let started = self.started_unix_nanos.load(Ordering::Relaxed);
@@ -52,7 +50,6 @@ impl Clock {
     }
 
     /// How far the system clock is behind this one.
-    #[must_use]
     pub fn behind(&self) -> Duration {
         Duration::from_nanos(self.now().saturating_sub(system_nanos()))
     }

@@ -183,7 +183,6 @@ struct EngineState {
 
 impl Engine {
     /// Creates an engine with unused limits.
-    #[must_use]
     pub fn new(options: Options, limits: &[NamedLimit]) -> Self {
         let mut core = Core::with_memory(options.counters_max, options.counters_bytes_max);
         if options.is_saved {
@@ -215,7 +214,6 @@ impl Engine {
     }
 
     /// Version of the limits: 1 at the start, incremented by each change.
-    #[must_use]
     pub fn version(&self) -> u64 {
         self.state().version
     }

@@ -67,7 +67,6 @@ pub fn initial_limits(
 
 impl LimitSources {
     /// Starts with limits that are already active in the engine.
-    #[must_use]
     pub fn new(
         effective: EffectiveLimits,
         has_collection: bool,
@@ -90,19 +89,16 @@ impl LimitSources {
     }
 
     /// The limits in effect.
-    #[must_use]
     pub fn effective(&self) -> Arc<EffectiveLimits> {
         Arc::clone(&self.active().effective)
     }
 
     /// Why the newest version of the collection is not in effect.
-    #[must_use]
     pub fn rejected(&self) -> Option<String> {
         self.active().rejected.clone()
     }
 
     /// Time since the collection was last read, if there is one.
-    #[must_use]
     pub fn collection_age(&self) -> Option<Duration> {
         self.active().read_at.map(|read_at| read_at.elapsed())
     }

@@ -185,7 +185,6 @@ impl LimitedCall {
     }
 
     /// The counters, for the engine.
-    #[must_use]
     pub fn targets(&self) -> Vec<Target<'_>> {
         let targets = self.counters.iter().map(|name| Target {
             limit: &name.limit,

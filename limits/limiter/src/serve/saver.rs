@@ -72,7 +72,6 @@ impl Saver {
     }
 
     /// Whether changes are allowed: no write or sync failed or hangs.
-    #[must_use]
     pub fn is_writable(&self) -> bool {
         let busy_since = {
             let progress = self.progress();
@@ -98,7 +97,6 @@ impl Saver {
     }
 
     /// Time since the last sync.
-    #[must_use]
     pub fn age(&self) -> Duration {
         self.progress().synced_at.elapsed()
     }

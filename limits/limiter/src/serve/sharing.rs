@@ -54,7 +54,6 @@ pub(super) fn check_unchanged(before: &Rules, after: &Rules) -> Result<(), Confi
 
 impl Decider {
     /// Creates a decider for this `[sharing]` table, which is valid.
-    #[must_use]
     pub fn new(engine: Arc<Engine>, clock: Arc<Clock>, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
             tracing::info!("lease mode is for producers; this limiter does not share its limits");
@@ -102,7 +101,6 @@ impl Decider {
     }
 
     /// Describes how calls are decided; an error if they are refused because the server is unavailable. `None` without shared limits.
-    #[must_use]
     pub fn state(&self) -> Option<Result<String, String>> {
         let shared = self.shared.as_ref()?;
         Some(match shared.counting {

@@ -94,7 +94,6 @@ impl ExactRule {
     }
 
     /// Maximum number of requests of one call.
-    #[must_use]
     pub fn max_burst(&self) -> u64 {
         match self.0 {
             Kind::TokenBucket { burst, .. } => burst,
@@ -103,7 +102,6 @@ impl ExactRule {
     }
 
     /// Maximum time in microseconds for which a call affects decisions, if no call had to wait.
-    #[must_use]
     pub fn lookback_micros(&self) -> u64 {
         match self.0 {
             Kind::TokenBucket {
@@ -116,7 +114,6 @@ impl ExactRule {
     }
 
     /// The script's arguments for `requests` requests under this rule.
-    #[must_use]
     pub fn arguments(&self, requests: u64) -> [String; 5] {
         let (kind, numbers) = match self.0 {
             Kind::TokenBucket {
@@ -151,7 +148,6 @@ pub enum Operation {
 
 impl Operation {
     /// The script's arguments for a call under these rules, whose slot is at least `pause` from now.
-    #[must_use]
     pub fn arguments(self, rules: impl Iterator<Item = ExactRule>, pause: Duration) -> Vec<String> {
         // Tolerance for reported calls whose time is in the future: the largest step of the rules.
         let step =
@@ -160,7 +156,6 @@ impl Operation {
     }
 
     /// The script's arguments with an explicit tolerance, in microseconds, for reported calls whose time is in the future.
-    #[must_use]
     pub fn arguments_with(self, tolerance: u64, pause: Duration) -> Vec<String> {
         let (op, bound) = match self {
             Self::Peek => ("peek", 0),

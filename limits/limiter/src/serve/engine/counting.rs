@@ -27,7 +27,6 @@ pub enum Counting {
 
 impl Counting {
     /// The mode for this `[sharing]` table.
-    #[must_use]
     pub fn of(sharing: Option<&Sharing>) -> Self {
         match exact(sharing) {
             None => Self::Local,
@@ -49,7 +48,6 @@ impl Counting {
 }
 
 /// The `[sharing]` table if its mode is exact.
-#[must_use]
 pub fn exact(sharing: Option<&Sharing>) -> Option<&Sharing> {
     sharing.filter(|sharing| sharing.mode == SharingMode::Exact)
 }

@@ -53,7 +53,6 @@ impl CallRule {
     }
 
     /// Name of the limit for this rule of the configured limit `base`.
-    #[must_use]
     pub fn limit_name(self, base: &str) -> String {
         format!("{base} {}/{}s", self.requests, self.interval)
     }

@@ -60,7 +60,6 @@ pub enum RestoreFailure {
 
 impl Engine {
     /// Returns the changes since the last call.
-    #[must_use]
     pub fn take_changes(&self) -> Changes {
         let mut state = self.state();
         state.collect_changes();

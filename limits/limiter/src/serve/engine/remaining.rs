@@ -10,7 +10,6 @@ impl Engine {
     /// Returns the remaining quota under the rule in `binding`, or without `binding` under the rule of `targets` with
     /// the fewest remaining requests. `None` if the targets have no rules. With `from_server`, the quota is the one
     /// last reported by the sharing server.
-    #[must_use]
     pub fn remaining(
         &self,
         targets: &[Target<'_>],

@@ -46,7 +46,6 @@ pub struct TopCounter {
 
 impl Engine {
     /// Usage of all limits at `now`.
-    #[must_use]
     pub fn usage_summary(&self, now: u64) -> UsageSummary {
         let mut summary = self.state().limits_summary();
         let limits = &mut summary.limits;

@@ -126,7 +126,6 @@ impl Record {
 
 impl Ledger {
     /// An empty ledger on a server whose clock is `now`.
-    #[must_use]
     pub(crate) fn new(terms: Terms, run: &str, now: u64) -> Self {
         Self {
             terms,
