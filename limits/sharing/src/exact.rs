@@ -99,12 +99,8 @@ impl ExactLimits {
 
     /// Keeps a connection to the server until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        let Config {
-            server,
-            group,
-            budget,
-        } = &self.config;
-        let keep = self.breaker.run(server, SCRIPT, group, *budget);
+        let it = &self.config;
+        let keep = self.breaker.run(&it.server, SCRIPT, &it.group, it.budget);
         stop.run_until_cancelled(keep).await;
     }
 

@@ -58,16 +58,6 @@ pub struct SharePlan {
 }
 
 impl SharePlan {
-    fn new(terms: Terms, began: u64) -> Self {
-        Self {
-            terms,
-            began,
-            granted: None,
-            indexes: BTreeMap::new(),
-            refused: None,
-        }
-    }
-
     /// The state at `now`.
     pub fn state(&self, now: u64) -> ShareState {
         if self.refused.is_some() {
@@ -157,7 +147,13 @@ impl Member {
             number: 0,
             applied: 0,
             pending: None,
-            plan: SharePlan::new(terms, began),
+            plan: SharePlan {
+                terms,
+                began,
+                granted: None,
+                indexes: BTreeMap::new(),
+                refused: None,
+            },
             demands: BTreeMap::new(),
             has_taken_over: false,
         }

@@ -4,7 +4,7 @@ mod address;
 mod breaker;
 mod tls;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ErrorKind, RedisError, ServerErrorKind, Value,
@@ -57,22 +57,13 @@ impl ServerError {
 }
 
 /// A connection to a server on which a script is loaded; clones share it.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Link {
     connection: MultiplexedConnection,
     /// The I/O task, which ends with the last clone.
     driver: Arc<JoinSet<()>>,
     script: &'static str,
     digest: String,
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Link")
-            .field("digest", &self.digest)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Link {
@@ -146,21 +137,16 @@ impl Link {
 
     async fn evaluate(&self, keys: &[String], arguments: &[String]) -> Result<Value, ServerError> {
         let mut connection = self.connection.clone();
-        let mut by_digest = redis::cmd("EVALSHA");
-        by_digest
-            .arg(&self.digest)
-            .arg(keys.len())
-            .arg(keys)
-            .arg(arguments);
+        let call = |command, script: &str| {
+            let mut call = redis::cmd(command);
+            call.arg(script).arg(keys.len()).arg(keys).arg(arguments);
+            call
+        };
+        let by_digest = call("EVALSHA", &self.digest);
         match by_digest.query_async(&mut connection).await {
             // The server was restarted, or its scripts were flushed.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut by_text = redis::cmd("EVAL");
-                by_text
-                    .arg(self.script)
-                    .arg(keys.len())
-                    .arg(keys)
-                    .arg(arguments);
+                let by_text = call("EVAL", self.script);
                 Ok(by_text.query_async(&mut connection).await?)
             }
             reply => Ok(reply?),
@@ -178,10 +164,9 @@ pub(crate) fn number(value: Option<&Value>) -> Result<u64, ServerError> {
 
 /// A string in a reply.
 pub(crate) fn text(value: Option<&Value>) -> Result<&str, ServerError> {
-    let bytes = match value {
-        Some(Value::BulkString(bytes)) => bytes,
-        Some(Value::SimpleString(text)) => return Ok(text),
-        _ => return Err(ServerError::Form),
-    };
-    std::str::from_utf8(bytes).map_err(|_| ServerError::Form)
+    match value {
+        Some(Value::BulkString(bytes)) => str::from_utf8(bytes).map_err(|_| ServerError::Form),
+        Some(Value::SimpleString(text)) => Ok(text),
+        _ => Err(ServerError::Form),
+    }
 }

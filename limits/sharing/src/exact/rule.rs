@@ -157,15 +157,12 @@ impl Operation {
 
     /// The script's arguments with an explicit tolerance, in microseconds, for reported calls whose time is in the future.
     pub fn arguments_with(self, tolerance: u64, pause: Duration) -> Vec<String> {
-        let (op, bound) = match self {
-            Self::Peek => ("peek", 0),
-            Self::Reserve { max_wait } => ("reserve", micros(max_wait)),
-            Self::Count { .. } => ("count", tolerance),
+        let (op, bound, made) = match self {
+            Self::Peek => ("peek", 0, None),
+            Self::Reserve { max_wait } => ("reserve", micros(max_wait), None),
+            Self::Count { made } => ("count", tolerance, made),
         };
-        let made = match self {
-            Self::Count { made: Some(made) } => made.min(NUMBER_MAX).to_string(),
-            _ => "-1".to_owned(),
-        };
+        let made = made.map_or_else(|| "-1".to_owned(), |made| made.min(NUMBER_MAX).to_string());
         // Round up, because the slot must not be earlier.
         let pause = pause.saturating_add(Duration::from_nanos(999));
         let [bound, pause] = [bound, micros(pause)].map(|it| it.to_string());

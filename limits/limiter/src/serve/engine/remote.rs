@@ -24,22 +24,16 @@ pub struct PendingDecision {
     /// Whether a peek counts as a delay query.
     is_counted: bool,
     token: Option<Arc<str>>,
-    provisional: ProvisionalUse,
+    /// Time for which slots of global limits are booked until the decision: the latest that the call may get.
+    booked_at: Option<u64>,
+    /// Ends of the feedback restrictions from which requests are subtracted until the decision.
+    restrictions: Vec<u64>,
     /// The operation.
     pub operation: Operation,
     /// The demand on each rule.
     pub rule_requests: Vec<RuleRequest>,
     /// Time during which the call may not proceed because of feedback, regardless of the server's decision.
     pub pause: Duration,
-}
-
-/// Usage by a pending call, held until the decision so that concurrent calls do not share the same capacity.
-#[derive(Debug, Default)]
-struct ProvisionalUse {
-    /// Time for which slots of global limits are booked: the latest that the call may get.
-    booked_at: Option<u64>,
-    /// Ends of the feedback restrictions from which requests are subtracted.
-    restrictions: Vec<u64>,
 }
 
 impl Engine {
@@ -72,9 +66,9 @@ impl Engine {
             _ => requests,
         };
         let from = state.feedback.earliest(&call.counters, next, now);
-        let provisional = match operation {
+        let (booked_at, restrictions) = match operation {
             Operation::Reserve { max_wait } => state.hold(&call, token, max_wait, from, now),
-            Operation::Peek | Operation::Count { .. } => ProvisionalUse::default(),
+            Operation::Peek | Operation::Count { .. } => Default::default(),
         };
         let rule_requests = call.demands.iter().map(|it| state.rule_request(it));
         let (rules, rule_requests) = rule_requests.unzip();
@@ -83,7 +77,8 @@ impl Engine {
             version: state.version,
             is_counted,
             token: token.map(Arc::from),
-            provisional,
+            booked_at,
+            restrictions,
             rules,
             operation,
             rule_requests,
@@ -146,6 +141,7 @@ impl Engine {
 }
 
 impl EngineState {
+    /// Holds capacity until the decision, so that concurrent calls do not share it.
     fn hold(
         &mut self,
         call: &ResolvedCall,
@@ -153,7 +149,7 @@ impl EngineState {
         max_wait: Duration,
         from: u64,
         now: u64,
-    ) -> ProvisionalUse {
+    ) -> (Option<u64>, Vec<u64>) {
         let feedback = &mut self.feedback;
         let restrictions = feedback.hold(&call.counters, call.requests, now.max(from));
         let token = token.filter(|_| !max_wait.is_zero());
@@ -163,20 +159,14 @@ impl EngineState {
             self.book(token, call.requests, at);
             at
         });
-        ProvisionalUse {
-            booked_at,
-            restrictions,
-        }
+        (booked_at, restrictions)
     }
 
     fn release_provisional(&mut self, pending: &PendingDecision, with_slots: bool) {
-        let PendingDecision {
-            call, provisional, ..
-        } = pending;
-        let restrictions = &provisional.restrictions;
+        let (call, restrictions) = (&pending.call, &pending.restrictions);
         self.feedback
             .release(&call.counters, call.requests, restrictions);
-        let booked_at = provisional.booked_at.filter(|_| with_slots);
+        let booked_at = pending.booked_at.filter(|_| with_slots);
         if let (Some(token), Some(at)) = (&pending.token, booked_at) {
             self.bookings.release(token, call.requests, at);
         }
@@ -194,9 +184,7 @@ impl EngineState {
     }
 
     fn apply_decision(&mut self, pending: &PendingDecision, decision: &ExactDecision, now: u64) {
-        let PendingDecision {
-            call, operation, ..
-        } = pending;
+        let (call, operation) = (&pending.call, &pending.operation);
         // Converts a time of the server's clock to the engine's.
         let local = |micros: u64| {
             let wait = micros.saturating_sub(decision.now).saturating_mul(1_000);
