@@ -203,6 +203,8 @@ impl<E: Engine> Maker<E> {
         let transmission = self.transmit(&first, app, progress.subscribe());
         tokio::pin!(transmission);
         let mut transmits = job.server_state == ServerState::Transmitting;
+        let known = self.engine.jobs_with_messages().await?;
+        let is_continued = transmits && known.iter().any(|jobs| jobs.contains(id));
         let mut ticks = interval(TICK);
         loop {
             tokio::select! {
@@ -251,6 +253,10 @@ impl<E: Engine> Maker<E> {
                 job = self.change(id, set).await?;
             }
             if counted.tally.is_complete(&job) {
+                // Of two batches with the same number, the second one may have further assets.
+                while is_continued && self.engine.jobs_with_messages().await?[0].contains(id) {
+                    sleep(RETRY_PAUSE).await;
+                }
                 return self.finish(&job, app, counted).await;
             }
         }

@@ -290,13 +290,8 @@ impl JobBatch {
 
     /// Message id of the batch and of its result.
     pub fn id(&self) -> String {
-        batch_id(&self.job_id, self.batch, self.attempt)
+        format!("{}/{}/{}", self.job_id, self.batch, self.attempt)
     }
-}
-
-fn batch_id(job: &str, batch: u64, attempt: u32) -> String {
-    let retry = if attempt > 1 { "r" } else { "" };
-    format!("{job}/{batch}{retry}")
 }
 
 /// An object that is checked against its origin.
@@ -370,13 +365,6 @@ pub struct JobResult {
     /// Attempt of the batch.
     #[serde(default = "first_attempt")]
     pub attempt: u32,
-}
-
-impl JobResult {
-    /// Message id, equal to that of the batch.
-    pub fn id(&self) -> String {
-        batch_id(&self.job_id, self.batch, self.attempt)
-    }
 }
 
 /// What the response of an origin means.

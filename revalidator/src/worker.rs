@@ -334,7 +334,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             batch: batch.batch,
             attempt: batch.attempt,
         };
-        let (payload, id) = (Bytes::from(serde_json::to_vec(&result)?), result.id());
+        let (payload, id) = (Bytes::from(serde_json::to_vec(&result)?), batch.id());
         let send = || worker.engine.send_result(self.id, &id, payload.clone());
         Ok(worker.mirror.repeat(self.id, send).await)
     }

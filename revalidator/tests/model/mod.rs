@@ -418,9 +418,11 @@ impl Engine for Model {
 
     async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {
         let jobs = |state: &mut State| {
-            let waiting = state.work.iter().filter(|it| !it.1.waiting.is_empty());
-            let batches = waiting.map(|it| it.0.clone()).collect();
-            Ok([batches, state.results.keys().cloned().collect()])
+            let is_empty = |it: &Queue| it.waiting.is_empty() && it.delivered.is_empty();
+            let batches = state.work.iter().filter(|it| !is_empty(it.1));
+            let results = state.results.iter().filter(|it| !it.1.borrow().is_empty());
+            let results = results.map(|it| it.0.clone()).collect();
+            Ok([batches.map(|it| it.0.clone()).collect(), results])
         };
         self.call(jobs).await
     }

@@ -420,7 +420,7 @@ impl Simulation {
     /// Batches of a job with more than one result.
     pub(crate) fn repeated(&self, id: &str) -> usize {
         let results = self.results(id);
-        let distinct: HashSet<_> = results.iter().map(JobResult::id).collect();
+        let distinct: HashSet<_> = results.iter().map(|it| (it.batch, it.attempt)).collect();
         results.len() - distinct.len()
     }
 }
