@@ -22,7 +22,7 @@ const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 /// Send sync requests to the HTTP port of a producer, and check every response.
 ///
 /// By default, every request has a new random user id (20 hexadecimal digits), a DSP from 1 to 20 and a new random buyer uid.
-/// Ctrl-C ends the load early, with its report. The exit code is 1 if a response was wrong or missing, or if requests were
+/// Ctrl-C ends the load early; its report is still printed. The exit code is 1 if a response was wrong or missing, or if requests were
 /// not sent on schedule.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
@@ -43,11 +43,11 @@ pub struct LoadArgs {
     #[arg(short, long)]
     pub requests: Option<u64>,
     /// Requests per second over all connections, as an open loop: requests are sent on schedule whether or not responses
-    /// arrive, and latency counts from the intended send time. It includes up to 1 ms of timer resolution [default: each
+    /// arrive, and latency counts from the intended send time. Latency includes up to 1 ms of timer resolution [default: each
     /// connection sends when the previous responses have arrived].
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
-    /// Hostile requests instead of cookies: macros, sentinels, missing and oversized consent strings, unknown DSPs. The producer
+    /// Send hostile requests instead of cookies: macros, sentinels, missing and oversized consent strings, unknown DSPs. The producer
     /// must have the contracts in examples/hostile.toml, which refuse all of them. The report counts requests by reason.
     #[arg(long)]
     pub hostile: bool,

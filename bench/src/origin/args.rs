@@ -12,7 +12,7 @@ use crate::{
 
 /// Serve contents with delays, errors and changes, to test an HTTP client.
 ///
-/// Every path has a content with validators, and a conditional request can get 304. Ctrl-C ends the server, with its report.
+/// Every path has a content with validators, and a conditional request can get 304. Ctrl-C ends the server, which then prints its report.
 /// Fractions are from 0 to 1.
 #[derive(Debug, Clone, Args)]
 pub struct OriginArgs {

@@ -61,7 +61,7 @@ pub struct Args {
 pub struct ProducersArgs {
     /// Producer URLs (comma-separated)
     ///
-    /// A host name is resolved every few seconds. The consumer connects to all of its addresses.
+    /// Host names are resolved every few seconds. The consumer connects to every address of each host name.
     #[arg(
         long,
         value_name = "URL",
@@ -104,7 +104,7 @@ pub struct StorageArgs {
 
     /// Time from the first cookie of a batch until the batch is written, if the store is idle
     ///
-    /// A batch of 5,000 cookies is written earlier. While the store is busy, a batch grows up to --batch-cookies.
+    /// A batch that reaches 5,000 cookies is written immediately. While the store is busy, a batch grows up to --batch-cookies.
     #[arg(
         long,
         value_name = "TIME",
@@ -147,15 +147,15 @@ pub struct StorageArgs {
     )]
     pub dead_letter_bytes: usize,
 
-    /// DSPs that always have a slot in the store (comma-separated)
+    /// DSPs whose cookies are always accepted (comma-separated)
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of DSPs outside --dsps that get a slot, first come, first served. Cookies of further DSPs are rejected
+    /// Maximum number of DSPs not in --dsps that are accepted, first come, first served. Cookies of any others are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are rejected (comma-separated). An unlisted DSP loses its slot immediately
+    /// DSPs whose cookies are rejected (comma-separated). They no longer count toward --unlisted-dsps-max
     #[arg(
         long,
         group = RELOADED,
@@ -183,7 +183,9 @@ pub struct RetentionArgs {
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// Minimum time to live that the contracts of producers may set; empty to ignore them
+    /// Lower bound for times to live from producers' contracts; shorter ones are raised to it
+    ///
+    /// If empty, the times to live of contracts are ignored.
     #[arg(
         long,
         value_name = "TIME",
@@ -203,7 +205,7 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory for duplicate detection, about 50 bytes per pair of user and DSP
+    /// Memory to recognize cookies stored within --refresh-interval, about 50 bytes per pair of user and DSP
     #[arg(
         long,
         value_name = "BYTES",
@@ -214,7 +216,7 @@ pub struct RetentionArgs {
 
     /// Memory for deletions, 40 bytes each. When it is full, the oldest deletions are evicted
     ///
-    /// Cookies accepted before an evicted deletion are then rejected, so that no deleted cookie is stored again.
+    /// Cookies accepted earlier than the newest evicted deletion are then rejected, so that no deleted cookie is stored again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -242,13 +244,13 @@ pub struct MongodbArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Maintenance windows")]
 pub struct MaintenanceArgs {
-    /// When to delete expired cookies: hours such as 01:00-03:00, never or always
+    /// When to delete expired cookies: `never`, `always`, or hours such as 01:00-03:00
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL index on `t`
     ///
-    /// If several consumers share a server, the setting of the maintenance owner applies.
+    /// If several consumers share a server, the setting of the one that runs maintenance applies.
     #[arg(
         long,
         value_name = "MODE",
@@ -258,7 +260,7 @@ pub struct MaintenanceArgs {
     )]
     pub expiry: mongodb::ExpiryMode,
 
-    /// When to compact MongoDB collections: hours such as 03:00-06:00, never or always
+    /// When to compact MongoDB collections: `never`, `always`, or hours such as 03:00-06:00
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
 

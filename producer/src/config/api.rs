@@ -16,7 +16,7 @@ use crate::api::tokens;
 pub(super) struct ApiArgs {
     /// Address of the HTTP API for bulk input and deletions; empty for no API
     ///
-    /// It uses --tls-cert and --tls-key. Without --api-tokens it must be a loopback address.
+    /// The API uses --tls-cert and --tls-key. Without --api-tokens, the address must be a loopback address.
     #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
     api: std::option::Option<SocketAddr>,
 
@@ -37,11 +37,14 @@ pub(super) struct ApiArgs {
 /// Limits of the API.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct ApiLimits {
-    /// Number of nodes that must confirm a deletion before the API responds without "at_risk"
+    /// Number of nodes that must store a deletion before the API responds
+    ///
+    /// If fewer nodes have stored it after two seconds, the response has "at_risk": true, because a crash of the producer may lose the
+    /// deletion.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
     pub deletion_confirmations: usize,
 
-    /// Maximum requests per second of one API token
+    /// Maximum requests per second for each API token
     #[arg(
         long,
         value_name = "COUNT",
@@ -51,7 +54,7 @@ pub struct ApiLimits {
     )]
     pub api_requests_per_second: usize,
 
-    /// Maximum rows per second of one API token
+    /// Maximum rows per second for each API token
     #[arg(
         long,
         value_name = "COUNT",

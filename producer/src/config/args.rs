@@ -70,9 +70,9 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub http: SocketAddr,
 
-    /// Addresses of load balancers that send a PROXY header (version 2) on each HTTP connection, or networks such as 10.0.0.0/8
+    /// Addresses or networks, such as 10.0.0.0/8, of load balancers that send a PROXY header (version 2) on each HTTP connection
     ///
-    /// --http-connections-per-address and the limit of opt-outs then apply to the client address in the header. A connection from
+    /// --http-connections-per-address and the limit on opt-outs then apply to the client address in the header. A connection from
     /// these addresses without a header is closed. A header from any other address is an invalid request.
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
@@ -103,8 +103,8 @@ pub struct Network {
 
     /// Directory for the epoch history, or `none`
     ///
-    /// After a restart, consumers learn from it how many cookies they missed. It must be in memory (tmpfs), and the same for every
-    /// run of a producer.
+    /// After a restart, the epoch history tells consumers how many cookies they missed. The directory must be in memory (tmpfs), and
+    /// the same for every run of a producer.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
     pub state: std::option::Option<PathBuf>,
 }
@@ -129,7 +129,7 @@ pub struct Retention {
     )]
     pub log_bytes: usize,
 
-    /// Seal a chunk at this size
+    /// Close a chunk, a block of cookies that is sent together, at this size
     #[arg(
         long,
         value_name = "BYTES",
@@ -139,11 +139,11 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Seal a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
+    /// Close a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
-    /// Maximum lag of a connected subscriber, in cookies. Beyond it, its oldest cookies are dropped
+    /// Maximum lag of a connected subscriber, in cookies. A subscriber that lags further loses its oldest cookies
     #[arg(
         long,
         value_name = "COUNT",
@@ -164,7 +164,7 @@ pub struct Retention {
 
     /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes in flight may have been lost
     ///
-    /// A subscriber with a smaller receive window gets fewer bytes again.
+    /// If its receive window is smaller, fewer bytes are sent again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -223,7 +223,7 @@ pub struct ResourceLimits {
 
     /// Maximum number of HTTP connections per client address [default: --http-connections]
     ///
-    /// IPv6 clients are counted per /64. Behind a load balancer, all connections share one address.
+    /// IPv6 clients are counted per /64. Behind a load balancer without PROXY headers, all clients share one address.
     #[arg(
         long,
         group = RELOADED,
@@ -286,7 +286,7 @@ pub struct ResourceLimits {
 pub struct Shutdown {
     /// Time to keep accepting requests after a shutdown signal
     ///
-    /// Set it above the time in which the load balancer notices a 503. During this time, `/readyz` returns 503 and every response closes its connection.
+    /// Set it to more than the time that the load balancer needs to notice a 503 response. During this time, `/readyz` returns 503 and every response closes its connection.
     #[arg(
         long,
         group = RELOADED,

@@ -17,14 +17,14 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// TOML file with a contract for each DSP: which buyer uids it may send, how its requests are answered, and its rate limits [default: none, all DSPs and buyer uids are accepted]
+    /// TOML file with a contract for each DSP: which buyer uids it may send, how its requests are answered, and its rate limits [default: none, so all DSPs and buyer uids are accepted]
     ///
     /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs are
     /// counted as `other`. Validate a file with `producer contracts check FILE`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 
-    /// File that stores queued cookies while the producer is stopped [default: none, queued cookies are released early at shutdown]
+    /// File that stores queued cookies while the producer is stopped [default: none, so queued cookies are released early at shutdown]
     ///
     /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]

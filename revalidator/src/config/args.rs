@@ -45,7 +45,7 @@ pub struct Args {
 pub struct WorkArgs {
     /// Applications file (TOML)
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep their version.
+    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they started.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub apps: String,
 
@@ -62,7 +62,7 @@ pub struct WorkArgs {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Run no maker, so that other processes transmit the assets and count the results
+    /// Leave it to other processes to transmit the assets of jobs and count their results (run no maker)
     ///
     /// If a maker cannot read the assets file of a job, another maker transmits it.
     #[arg(long, value_name = BOOLEAN)]
@@ -115,7 +115,7 @@ pub struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9097", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Maximum time to finish the current batches after a shutdown signal; then they are released
+    /// Maximum time to finish the current batches after a shutdown signal; unfinished ones are then released to other processes
     #[arg(
         long,
         group = RELOADED,

@@ -134,7 +134,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters. A counter counts once for each rule of its limit. At the maximum, unused counters are evicted
+    /// Maximum number of counters. Each counter is counted once per rule of its limit. At the maximum, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
