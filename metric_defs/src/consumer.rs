@@ -76,7 +76,7 @@ pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
-    "1 for each of the first 64 DSPs for which the store is failing; further ones are counted as `other`.",
+    "1 for each of the first 64 DSPs for which the store is failing; the rest are counted together as `other`.",
 )
 .by(&["dsp"]);
 
@@ -89,12 +89,12 @@ pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
     "consumer_producer_lag_cookies",
-    "Cookies of this producer that are not durable here, up to the newest sequence that was received or reported in its hello.",
+    "Cookies of this producer that are not yet durable on this node, up to the newest sequence number received, or announced in the producer's `Hello` message.",
 )
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Minimum time from acceptance to receipt in the last one to two minutes, including the difference of both clocks.",
+    "Minimum time from acceptance to receipt in the last one to two minutes, including the difference between the two clocks.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
@@ -107,12 +107,12 @@ pub const CURSOR: MetricDef = MetricDef::gauge(
 
 pub const LOST: MetricDef = MetricDef::counter(
     "consumer_lost_total",
-    "Cookies of producers that this consumer will not receive, by reason.",
+    "Cookies that this consumer will not receive, by reason.",
 )
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), or unknown. Producers that did not return count as unknown.",
+    "Producer restarts, by the cookies that this consumer lost: none, a known number (exact), at most a known number (bounded), or an unknown number (unknown). Producers that did not return count as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -145,15 +145,15 @@ pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["address"]);
 pub const STREAM_VIOLATIONS: MetricDef = MetricDef::counter(
     "consumer_stream_violations_total",
-    "Streams closed because of a protocol violation, including a goodbye with missing cookies.",
+    "Streams closed because of a protocol violation, including a `Goodbye` message when cookies are missing.",
 );
 pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
     "consumer_unknown_events_total",
-    "Events of later protocol versions, which are skipped.",
+    "Events of newer protocol versions, which this consumer skipped.",
 );
 pub const CONTRACT_TTL_DSPS: MetricDef = MetricDef::gauge(
     "consumer_contract_ttl_dsps",
-    "DSPs with a time to live from the contracts of producers; 0 without --ttl-floor.",
+    "DSPs with a time to live from producers' contracts; 0 without --ttl-floor.",
 );
 pub const DUPLICATE_PRODUCER_IDS: MetricDef = MetricDef::counter(
     "consumer_duplicate_producer_ids_total",
@@ -165,7 +165,7 @@ pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Maximum number of cookies lost in producer restarts, if it is known.",
+    "Upper bound on cookies lost in uncertain restarts. Restarts without a known bound are not included.",
 );
 
 // Batches and the store.
@@ -202,22 +202,22 @@ pub const STORE_UP: MetricDef =
     MetricDef::gauge("consumer_store_up", "1 while the store is available.");
 pub const DSP_SLOTS: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots",
-    "DSPs with a slot in the store that are not listed in --dsps.",
+    "Accepted DSPs that are not in --dsps.",
 );
 pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of unlisted DSPs with a slot: --unlisted-dsps-max. Cookies of further DSPs are rejected.",
+    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max). Cookies of any others are rejected.",
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producer drains after which all earlier cookies are stored or declared lost.",
+    "Producer drains (clean shutdowns) for which every cookie sent before is stored or declared lost.",
 );
 
 // Maintenance.
 
 pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
     "consumer_maintenance_owner",
-    "1 if this consumer owns expiry and compaction of its store, 0 if another consumer does.",
+    "1 if this consumer runs expiry and compaction of its store, 0 if another consumer does.",
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
@@ -250,7 +250,7 @@ pub const SWEPT: MetricDef = MetricDef::counter(
 );
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_remaining_cookies",
-    "Estimated cookies that the sweep of the current or last window has not scanned.",
+    "Estimated number of cookies that the sweep of the current or last window has not scanned.",
 );
 pub const COMPACTION_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_compaction_seconds",
@@ -271,4 +271,4 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
 );
 
 const LAST_RUN: &str =
-    "Unix time of the last run in its window without an error, in seconds; 0 if none.";
+    "Unix time in seconds of the last run in the window that had no error; 0 if there was none.";

@@ -12,7 +12,7 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =
-    MetricDef::counter("limiter_delays_total", "Delay queries.").by(LIMIT);
+    MetricDef::counter("limiter_delays_total", "Queries of the wait before a call.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
     "Calls reported through increment: counted, without effect (too_old), or rejected because they are in the future (too_early).",
@@ -40,7 +40,7 @@ pub const QUOTA_USED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters in use under a limit. A counter counts once for each rule of its limit.",
+    "Counters in use under a limit. Each counter is counted once per rule of its limit.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
@@ -56,7 +56,7 @@ pub const LIMITS: MetricDef = MetricDef::gauge(
 .by(&["source"]);
 pub const COLLECTION_AGE: MetricDef = MetricDef::gauge(
     "limiter_collection_age_seconds",
-    "Time since the limits collection was last read, or since the start. Absent without a collection.",
+    "Time since the limits collection was last read, or since startup. Absent without a collection.",
 );
 pub const VERSION: MetricDef = MetricDef::gauge(
     "limiter_limits_version",
@@ -78,18 +78,18 @@ pub const PROBLEMS: MetricDef = MetricDef::counter(
 .by(&["problem"]);
 pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "limiter_request_seconds",
-    "Time from receiving a request to its response, excluding reservations that wait for their slot.",
+    "Time from receiving a request to its response, excluding reservations whose response is delayed until the call may be made.",
     buckets::LIMITER_SECONDS,
 );
 pub const WAITING: MetricDef =
-    MetricDef::gauge("limiter_waiting", "Reservations waiting for their slot.");
+    MetricDef::gauge("limiter_waiting", "Reservations whose response is delayed.");
 pub const STATE_AGE: MetricDef = MetricDef::gauge(
     "limiter_state_age_seconds",
     "Time since the last sync of the state to disk. Absent without --state.",
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Decisions on shared limits: by the server, by the limiter's guaranteed share while the server is unavailable (share), or none for refused calls.",
+    "Calls under shared limits, by who decided: the server, the limiter's guaranteed share while the server is unavailable (share), or none (refused without a decision).",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(

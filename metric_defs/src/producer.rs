@@ -13,7 +13,7 @@ pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const PRIVACY: MetricDef = MetricDef::counter(
     "producer_privacy_total",
-    "Decisions of the privacy gate about valid sync requests, by outcome. Matches are refused in mode enforce only.",
+    "Decisions of the privacy check on valid sync requests, by outcome. Matches are refused only in mode enforce.",
 )
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Accepted matches that their contract or the privacy gate would refuse outside of `observe`, by DSP and reason.",
+    "Accepted matches that their contract or the privacy check would refuse if it were not set to `observe`, by DSP and reason.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(
@@ -59,14 +59,14 @@ pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks in the log.");
 pub const LOG_COOKIES: MetricDef =
-    MetricDef::gauge("producer_log_cookies", "Sealed cookies in the log.");
+    MetricDef::gauge("producer_log_cookies", "Cookies in closed chunks.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
     "Age of the oldest chunk in the log. A node that is disconnected for less than this loses nothing.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks sealed, by reason: size (full), age, or drain.",
+    "Chunks closed, by reason: size (full), age, or drain.",
 )
 .by(&["reason"]);
 
@@ -76,7 +76,7 @@ const SUBSCRIBER: &[&str] = &["subscriber", "call"];
 
 pub const SUBSCRIBER_LIMIT: MetricDef = MetricDef::gauge(
     "producer_subscriber_limit_cookies",
-    "Maximum lag of a subscriber in cookies. Beyond it, the subscriber loses its oldest cookies.",
+    "Maximum lag of a subscriber in cookies. A subscriber that lags further loses its oldest cookies.",
 );
 pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
     "producer_subscriber_connected",
@@ -85,7 +85,7 @@ pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies",
-    "Sealed cookies not yet handed to the subscriber's stream.",
+    "Cookies in closed chunks that have not yet been handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
@@ -95,7 +95,7 @@ pub const LAG_MAX: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_seconds",
-    "Age of the oldest sealed cookie in the log that was not yet handed to the subscriber's stream.",
+    "Age of the oldest cookie in a closed chunk that has not yet been handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_APPENDED: MetricDef = MetricDef::counter(
@@ -120,12 +120,12 @@ pub const UNDELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const RECOVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_recovered_cookies_total",
-    "Cookies counted as lost that were delivered later, to an older cursor.",
+    "Cookies counted as lost that were delivered later, because the subscriber resumed from an older cursor.",
 )
 .by(SUBSCRIBER);
 pub const QUEUED: MetricDef = MetricDef::gauge(
     "producer_subscriber_queued_cookies",
-    "Cookies in the log, sealed or not, that are neither delivered to the subscriber nor lost.",
+    "Cookies in the log that are not yet delivered to the subscriber and not lost, including those not yet in a closed chunk.",
 )
 .by(SUBSCRIBER);
 pub const SENT_BYTES: MetricDef = MetricDef::counter(
@@ -180,7 +180,7 @@ pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
     "producer_grpc_calls_refused_total",
-    "gRPC calls rejected by reason: too many per second, or too much memory in use by calls.",
+    "gRPC calls rejected because of their rate or their memory, by reason.",
 )
 .by(&["reason"]);
 pub const CALLS_BYTES: MetricDef = MetricDef::gauge(
@@ -262,7 +262,7 @@ pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies that exceeded a rule, by outcome: delayed, or refused because the wait exceeds the maximum (0 in modes police and observe).",
+    "Accepted cookies that exceeded a rule, by outcome: delayed, or refused because the wait exceeds the maximum, which is 0 in modes police and observe.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
@@ -303,7 +303,7 @@ pub const API_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["code"]);
 pub const API_ROWS: MetricDef = MetricDef::counter(
     "producer_api_rows_total",
-    "Rows of bulk requests, by outcome: accepted, dropped by a limit of the DSP, or the reason of the rejection.",
+    "Rows of bulk requests, by outcome: accepted, dropped by a limit of the DSP, or the reason for rejection.",
 )
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
@@ -313,11 +313,11 @@ pub const DELETIONS: MetricDef = MetricDef::counter(
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
-    "Deletion requests with the response `at_risk`, because too few nodes had stored the deletions.",
+    "Deletion requests whose response had `at_risk: true`, because too few nodes had stored the deletions.",
 );
 pub const LAST_DELETION: MetricDef = MetricDef::gauge(
     "producer_last_deletion_sequence",
-    "Sequence of the newest deletion in the log; 0 if there is none in this epoch.",
+    "Sequence number of the newest deletion in the log; 0 if there is none in this epoch.",
 );
 pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
     "producer_newest_deletion_unknown_nodes",

@@ -14,13 +14,13 @@ pub const REQUESTS: MetricDef = MetricDef::counter(
 .by(&["app", "outcome"]);
 pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
     "revalidator_response_seconds",
-    "Time from a request to an origin to the first byte of its response.",
+    "Time from sending a request to an origin until the first byte of the response.",
     buckets::ORIGIN_SECONDS,
 )
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Parallel requests of a worker to the origin of its job. Every process exports the workers of all processes.",
+    "Number of parallel requests that a worker sends to the origin of its job. Every process exports the workers of all processes.",
 )
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
@@ -30,7 +30,7 @@ pub const REMOVED: MetricDef = MetricDef::counter(
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
     "revalidator_held_back_total",
-    "Objects kept because a batch would have removed a larger fraction than the setting `brake` of the application allows.",
+    "Objects kept because a batch would have removed a larger fraction than the application's setting `brake` allows.",
 )
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
@@ -39,7 +39,7 @@ pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
 );
 pub const NOTES_FAILED: MetricDef = MetricDef::counter(
     "revalidator_notes_failed_total",
-    "Notes of confirmed or missing matches that could not be written, because the bucket of notes is full or NATS is unavailable.",
+    "Records (notes) of confirmed or missing matches that could not be written, because their NATS bucket is full or NATS is unavailable.",
 );
 pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
@@ -47,7 +47,7 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 without a maker.",
+    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 with --no-maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
@@ -56,7 +56,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of a job that were transmitted so far. Single checks, and finished or acknowledged jobs, have no series.",
+    "Assets of a job that have been transmitted. Single checks and jobs that are finished or acknowledged have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
@@ -74,4 +74,4 @@ pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "Age of the oldest job that waits for a worker; 0 if there is none. A job that waits for an older job of its application is not counted.",
 );
 pub const WORKERS: MetricDef =
-    MetricDef::gauge("revalidator_workers", "Running workers of all processes.");
+    MetricDef::gauge("revalidator_workers", "Running workers in all processes.");

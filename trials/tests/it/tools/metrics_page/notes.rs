@@ -153,7 +153,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_dsp_cookies_total",
         "outcome",
-        "`accepted`, or a rejection as above",
+        "`accepted`, or the outcome of a rejection as in `producer_edge_requests_total`",
     ),
     label(
         "producer_dsp_would_refuse_total",
@@ -178,14 +178,11 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "producer_contracts_version",
         "Metrics of contracts have values only with `--contracts`.",
     ),
-    (
-        "producer_subscriber_lag_seconds",
-        "0 if the stream has all sealed cookies.",
-    ),
+    ("producer_subscriber_lag_seconds", "0 if there is none."),
     (
         "producer_subscriber_resumes_total",
         "`fresh`: unknown subscriber. `resumed`: from its position, or slightly before. `resumed_with_gap`: some cookies after \
-         its position are gone. `new_epoch`: its cursor is from another epoch of this producer.",
+         its position are gone. `new_epoch`: its cursor is from a different epoch of this producer.",
     ),
     (
         "producer_limits_accepted_cookies_total",
@@ -210,6 +207,16 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_limits_oldest_seconds",
         "Can exceed `max_age`, because it includes dead letters.",
+    ),
+    (
+        "producer_grpc_calls_refused_total",
+        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: too \
+         much memory in use by calls. `deadline_shortened`: not complete within a time that was shortened because memory was scarce.",
+    ),
+    (
+        "consumer_failed_total",
+        "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: its DSP is in --rejected-dsps, or \
+         is beyond --unlisted-dsps-max. `rejected`: a dead letter. `unreadable`: damaged in the retry queue.",
     ),
     ("consumer_producer_connected", "For up to 256 producers."),
     (
