@@ -1,4 +1,4 @@
-//! `bench compare`: changes between two reports of one scenario that exceed noise. The module `significance` defines noise.
+//! `bench compare`: changes beyond noise between two reports of one scenario. The module `significance` defines noise.
 
 mod significance;
 mod warnings;
@@ -44,7 +44,7 @@ pub fn run(args: &CompareArgs) -> Result<Report> {
     let [a, b] = [Report::read(&args.a)?, Report::read(&args.b)?];
     ensure!(
         a.scenario == b.scenario,
-        "cannot compare different scenarios: {} is a report of {}, {} of {}",
+        "cannot compare different scenarios: {} is a report of {}, but {} is a report of {}",
         args.a.display(),
         a.scenario,
         args.b.display(),

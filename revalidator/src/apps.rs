@@ -32,7 +32,7 @@ pub struct App {
 impl App {
     fn build(name: &str, value: Value) -> Result<Self, Vec<String>> {
         let Value::Table(mut table) = value else {
-            return Err(vec!["use a table".to_owned()]);
+            return Err(vec!["must be a table, such as [apps.NAME]".to_owned()]);
         };
         let mut errors = Vec::new();
         if let Some(Value::Table(table)) = table.get_mut("cookies") {

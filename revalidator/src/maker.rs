@@ -44,7 +44,7 @@ use crate::{
 /// Time between two writes of the progress of a job, and two searches for jobs without a maker.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Maximum pause after an error; it doubles with each further error of a job.
+/// Maximum pause after an error; it doubles with each error of a job.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// First words of the reason of a job that is retried.
@@ -158,7 +158,7 @@ impl<E: Engine> Maker<E> {
         let mut pause = RETRY_PAUSE;
         while let Err(error) = self.make_once(id, app).await {
             let text = format!("{RETRIED}: {error:#}");
-            tracing::warn!(job = id, error = text, "the maker of a job failed");
+            tracing::warn!(job = id, error = text, "failed to transmit or count a job");
             let explain = |job: &mut JobStatus| {
                 if job.is_open() && job.revalidator_state != RevalidatorState::Suspended {
                     job.reason = Some(text.clone());

@@ -20,8 +20,8 @@ runtime::problem_kinds! {
         "The state of the job does not permit this"
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
-        "Too many open jobs, bodies of assets, or single checks"
-        "Retry later. Limits: 1000 open jobs, 4 bodies of assets until they are transmitted, and 50 assets per second in single \
+        "Too many open jobs, request bodies with assets, or single checks"
+        "Retry later. Limits: 1000 open jobs, 4 request bodies with assets until they are transmitted, and 50 assets per second in single \
          checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"

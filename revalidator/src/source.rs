@@ -186,7 +186,7 @@ impl Lines {
 /// lines is removed, because results may come from any client of the broker.
 ///
 /// # Errors
-/// When a file cannot be read or written, or the job has another maker at the end; the old file is then unchanged.
+/// When a file cannot be read or written, or another maker has taken over the job; the old file is then unchanged.
 pub fn write_back(
     path: &Path,
     selection: &Selection,
@@ -242,7 +242,7 @@ pub fn write_back(
         .map_err(io::IntoInnerError::into_error)?;
     copy.as_file().set_permissions(permissions)?;
     copy.as_file().sync_all()?;
-    ensure!(is_maker(), "the job has another maker");
+    ensure!(is_maker(), "another maker has taken over the job");
     copy.persist(path)
         .with_context(|| path.display().to_string())?;
     Ok(())

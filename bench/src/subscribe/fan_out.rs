@@ -1,4 +1,4 @@
-//! `bench subscribe --fan-out 1,50`: cost of each further stream for a producer.
+//! `bench subscribe --fan-out 1,50`: cost of each additional stream for a producer.
 //!
 //! Each step starts a producer; this process reads all streams and sends the load. At the end of a step, the load stops, all
 //! streams catch up, the producer drains, and the readers reach the end of their streams. Every cookie is then either read or
@@ -94,7 +94,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     if let Some((base, each)) = linear_fit(&points) {
         report.findings.push(format!(
-            "Each further stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
+            "Each additional stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
         ));
     }
     let cpu = Series::new("producer CPU per cookie", points);

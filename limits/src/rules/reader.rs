@@ -165,7 +165,7 @@ impl Reader {
         } = read;
         if global && is_default {
             self.tables
-                .error("unknown", format!("limit {name} is already global"));
+                .error("unknown", format!("must not name the global limit {name}"));
         }
         if from_call && (global || is_default) {
             self.tables.error(

@@ -111,7 +111,7 @@ fn media_type(head: &Parts) -> String {
 }
 
 impl<E: Engine> Api<E> {
-    /// Creates a job. The first line of an NDJSON body describes it, and each further line is an asset. `is_check` is a single check,
+    /// Creates a job. The first line of an NDJSON body describes it, and every other line is an asset. `is_check` is a single check,
     /// whose assets are part of the description.
     pub(super) async fn create_job(
         &self,
@@ -148,7 +148,7 @@ impl<E: Engine> Api<E> {
             return Err(invalid("assets: only for POST /v1/revalidate"));
         } else if received.is_none() && !has_matches {
             let list = app.settings.assets.as_deref();
-            let none = "app: it has no assets file; use application/x-ndjson";
+            let none = "app: no assets file is set: send the assets as application/x-ndjson";
             let size = source::check_size(list.ok_or_else(|| invalid(none))?);
             size.map_err(|error| invalid(format!("app: {error}")))?;
         }
@@ -162,10 +162,10 @@ impl<E: Engine> Api<E> {
         let jobs = self.mirror.jobs();
         let open = jobs.iter().filter(|it| it.is_open() && it.push == is_check);
         if open.count() >= OPEN_JOBS_MAX {
-            return Err(Problem::new(problem::TOO_MANY, "open jobs").retry_after(60));
+            return Err(Problem::new(problem::TOO_MANY, "too many open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("no maker here: send assets to another process"));
+            return Err(invalid("this process has no maker: use one with a maker"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
@@ -218,7 +218,7 @@ async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asse
 
 /// Receives and checks the assets of a body; returns also the description before them.
 async fn receive(body: &mut Incoming) -> Result<(Vec<u8>, Body), Problem> {
-    let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
+    let many = |_| Problem::new(problem::TOO_MANY, "too many bodies with assets").retry_after(60);
     let permit = LARGE_BODIES.try_acquire().map_err(many)?;
     let file = body::file(body).await?;
     let checked = spawn_blocking(move || anyhow::Ok((source::check(&file)?, file))).await;

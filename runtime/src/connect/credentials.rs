@@ -59,7 +59,7 @@ impl Security {
             errors.add("--tls-…: no effect, because no producer URL is https://");
         }
         if has_https && authorities.is_none() {
-            errors.add("--tls-ca: required for https:// producers; name a file with the trusted authorities");
+            errors.add("--tls-ca: required for https:// producers; set it to a PEM file of CA certificates");
         }
         let identity = pair(errors, certificate, key);
         let files = authorities.map(|authorities| Files {

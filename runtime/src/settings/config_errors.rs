@@ -14,7 +14,7 @@ use std::{fmt, net::SocketAddr};
 /// errors.check("--subscribers", count(1..=1_000)("0"));
 /// errors.add("--tls-key: missing");
 /// let errors = errors.or(log_bytes).unwrap_err().to_string();
-/// assert!(errors.contains("--subscribers: 0 is less than 1"), "{errors}");
+/// assert!(errors.contains("--subscribers: 0 is below the minimum of 1"), "{errors}");
 /// assert!(errors.contains("--tls-key: missing"), "{errors}");
 /// ```
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

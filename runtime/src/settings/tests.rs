@@ -257,7 +257,7 @@ fn invalid_value_hides_no_other_error_and_grouped_flags_combine() {
     let error = error.unwrap_err();
     for part in [
         "--one: wrong",
-        "--three: 10 is more than 9",
+        "--three: 10 exceeds the maximum of 9",
         "--log-format: expected one of text, json",
         "--debug-endpoints: \"\" is neither",
     ] {

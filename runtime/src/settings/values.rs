@@ -141,12 +141,12 @@ fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
     };
     move |text| match parse(text) {
         Ok(value) if value < min => Err(invalid(format!(
-            "{} is less than {}",
+            "{} is below the minimum of {}",
             show(value),
             show(min)
         ))),
         Ok(value) if value > max => Err(invalid(format!(
-            "{} is more than {}",
+            "{} exceeds the maximum of {}",
             show(value),
             show(max)
         ))),
@@ -232,20 +232,20 @@ mod tests {
         check(
             count(1..=5),
             "6",
-            Some(("6 is more than 5", Some("1 to 5"))),
+            Some(("6 exceeds the maximum of 5", Some("1 to 5"))),
         );
         check(
             count(1..=usize::MAX),
             "0",
-            Some(("0 is less than 1", Some("at least 1"))),
+            Some(("0 is below the minimum of 1", Some("at least 1"))),
         );
-        let reason = "1025 bytes is more than 1KiB";
+        let reason = "1025 bytes exceeds the maximum of 1KiB";
         check(
             size(1..=1024),
             "1025",
             Some((reason, Some("1 bytes to 1KiB"))),
         );
-        let reason = "400d is more than 366d";
+        let reason = "400d exceeds the maximum of 366d";
         check(
             time(Duration::ZERO..=TIME_MAX),
             "400d",

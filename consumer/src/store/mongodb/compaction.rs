@@ -255,7 +255,7 @@ impl CollectionCompaction<'_> {
             run(admin.run_command(kill)).await?;
             tracing::info!(
                 collection = self.namespace,
-                "sent a request to stop a compaction; it may still finish"
+                "sent a request to stop a compaction; the compaction may still finish"
             );
         }
         Ok(())

@@ -104,7 +104,7 @@ pub(super) fn rejected(error: CallError, now: u64) -> Problem {
             let at = timestamp(slot.at);
             let detail = match &slot.binding {
                 Some(Binding::Feedback) => format!("partner feedback allows no call before {at}"),
-                Some(rule) => format!("{rule} allows no further call before {at}"),
+                Some(rule) => format!("{rule} allows no call before {at}"),
                 None => format!("no call is allowed before {at}"),
             };
             let mut problem = Problem::new(QUOTA_EXCEEDED, detail)

@@ -113,7 +113,7 @@ impl Saver {
         if age > HANG_TIMEOUT {
             let seconds = age.as_secs();
             return Err(format!(
-                "not synced to disk for {seconds} s; a machine failure would lose the usage since then"
+                "not synced to disk for {seconds} s; a machine failure would lose the usage of that period"
             ));
         }
         Ok("synced to disk every second".to_owned())

@@ -46,7 +46,7 @@ impl ExactRule {
     /// If the limit cannot be exact.
     pub fn new(limit: &Limit) -> Result<Self, String> {
         if limit.count_refused {
-            let what = "count_refused cannot be exact over several processes: remove it";
+            let what = "count_refused cannot be exact across several processes: remove it";
             return Err(what.to_owned());
         }
         let micros = |nanos: u64| match nanos % 1000 {
@@ -86,7 +86,7 @@ impl ExactRule {
                 Ok(Kind::Window { limit, micros })
             }
             algorithm => Err(format!(
-                "a {} cannot be exact over several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
+                "a {} cannot be exact across several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
                 algorithm.name()
             )),
         };

@@ -76,7 +76,7 @@ impl Address {
             return Err("a URL with TLS requires tls_ca".to_owned());
         }
         if text.contains('#') {
-            return Err("invalid character #: write it as %23 in a password; TLS verification cannot be disabled".to_owned());
+            return Err("invalid character #: write it as %23 in a password; the option #insecure is not supported".to_owned());
         }
         match text.trim().into_connection_info() {
             Ok(info) if matches!(info.addr(), ConnectionAddr::Tcp(..)) => {

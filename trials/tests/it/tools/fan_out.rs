@@ -40,7 +40,7 @@ async fn check_fan_out(call: &str) -> Result<()> {
     let printed = output.text.lines().find(|line| line.starts_with('{'));
     let printed: Report = serde_json::from_str(printed.context("no JSON was printed")?)?;
     assert_eq!(printed.tables, report.tables);
-    assert!(report.findings[0].starts_with("Each further stream"));
+    assert!(report.findings[0].starts_with("Each additional stream"));
     for (name, streams) in [("1 stream", 1.0), ("2 streams", 2.0)] {
         let value = |result: &str| report.value(&format!("{name}: {result}"));
         let appended = value("appended").context("the step is missing")?;

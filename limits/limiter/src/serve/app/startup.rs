@@ -47,7 +47,7 @@ pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Rest
     };
     let engine = Arc::new(Engine::new(options, &limits.rules.limits));
     match path {
-        None => tracing::warn!("no state is kept; a restart resets every quota (--state)"),
+        None => tracing::warn!("no state is kept: a restart resets every quota; set --state"),
         Some(dir) if store.as_ref().is_some_and(|store| store.is_new) => {
             tracing::info!(dir = %dir.display(), "no state yet; all quotas are unused");
         }
@@ -74,7 +74,7 @@ fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow
     if !restored.ahead.is_zero() {
         tracing::warn!(
             ahead = ?restored.ahead,
-            "the previous run's clock was ahead of the system clock; its usage counts from now"
+            "the previous run's clock was ahead of the system clock; the restored usage counts from now"
         );
     }
     let (counters, dropped) = (restored.counters, restored.dropped);

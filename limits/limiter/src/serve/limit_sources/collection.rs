@@ -93,7 +93,7 @@ impl CollectionWatcher {
                         tracing::warn!(
                             collection = %name,
                             why,
-                            "cannot read the collection of limits, retrying; keeping its last limits"
+                            "cannot read the collection of limits, retrying; keeping the limits read last"
                         );
                     }
                     sleep(POLL_INTERVAL).await;
