@@ -1,8 +1,8 @@
-//! `bench e2e`: producers, consumers and stores on this machine under increasing rates, with verification of every store.
+//! `bench e2e`: producers, consumers and stores on this machine at increasing rates, with verification of every store.
 //!
-//! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It sends each rate as an
-//! open loop and waits for the backlog. At the end it stops producers and consumers cleanly and reads all stores
-//! ([`crate::verify`]).
+//! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It generates
+//! open-loop load at each rate, and waits until the backlog is gone. At the end it stops producers and
+//! consumers cleanly and reads all stores ([`crate::verify`]).
 
 mod cluster_run;
 mod drive;
@@ -49,8 +49,8 @@ const STEP_MIN: Duration = Duration::from_secs(3);
 ///
 /// Starts producers and consumers on free loopback ports, each consumer with its own mongod, and increases the request rate in
 /// steps. Each step reports accepted and stored cookies, latency, the CPU and memory of each process, and the bottleneck of a
-/// rate that is not sustained. Ctrl-C ends the run early, with verification and report. The exit code is 1 if a store does not
-/// have exactly the accepted cookies, if cookies were lost or failed, or if a process did not shut down cleanly.
+/// rate that is not sustained. Ctrl-C ends the run early; stores are still verified and the report is printed. The exit code
+/// is 1 if a store does not have exactly the accepted cookies, if cookies were lost or failed, or if a process did not shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct E2eArgs {
     /// Requests per second of each step.

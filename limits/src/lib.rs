@@ -1,4 +1,4 @@
-//! Rate limits: one reservation for any algorithm, over any number of limits.
+//! Rate limits: reservations with any algorithm, under any number of limits at the same time.
 //!
 //! [`Limits::reserve`] decides on a call. The call may be made [now](Decision::Now), gets a [slot in the future](Decision::At), or is
 //! [refused](Decision::Refused); a refused call uses no quota. The caller passes the time in nanoseconds, and waits for the slot: the

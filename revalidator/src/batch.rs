@@ -1,4 +1,4 @@
-//! Checks of a batch: requests in parallel, outcomes, and the effects on stored objects.
+//! Checks a batch: sends requests in parallel, determines their outcomes, and applies them to the stored objects.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Slots of the outbound limiter: each request of an application with a limit waits for one.
+//! The outbound limiter: each request of an application with a limit waits until the limiter permits it.
 //!
 //! While the limiter is unavailable, no request is sent.
 

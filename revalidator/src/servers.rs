@@ -22,7 +22,7 @@ const RESPONSE_BYTES_MAX: usize = 4 << 20;
 struct Settings {
     urls: Vec<String>,
     token_file: Option<PathBuf>,
-    /// Certificates of further authorities.
+    /// Certificates of additional authorities.
     ca_file: Option<PathBuf>,
 }
 

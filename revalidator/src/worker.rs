@@ -1,4 +1,4 @@
-//! A worker: takes the oldest job with a free slot, and checks its batches one at a time.
+//! A worker: takes the oldest job that needs a worker, and checks its batches one at a time.
 //!
 //! Objects are stored or removed first, then the result is published, then the batch is acknowledged. So a crash at any point
 //! repeats at most one batch, and repeating it changes nothing. Requests stop when the job ends, is suspended or throttled, or when

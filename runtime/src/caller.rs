@@ -1,4 +1,4 @@
-//! Checks of the origin of a request to a port without authentication: loopback host names and cross-site pages.
+//! Checks where a request to a port without authentication comes from: loopback host names and cross-site pages.
 
 use http::{HeaderMap, Uri, header};
 

@@ -1,6 +1,6 @@
 //! The HTTP/1.1 server of the admin port and of both APIs: connections within limits, TLS, and a graceful stop.
 //!
-//! A connection processes one request at a time, so a client that does not read responses cannot send further requests.
+//! A connection processes one request at a time, so a client that does not read responses cannot send more requests.
 
 use std::{convert::Infallible, error::Error, future::Future, pin::pin, sync::Arc};
 

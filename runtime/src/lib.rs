@@ -1,4 +1,4 @@
-//! Shared by all processes: their lifecycle from settings to exit code, logging, signals, listeners, TLS, tokens, metrics,
+//! Code that all processes share: their lifecycle from settings to exit code, logging, signals, listeners, TLS, tokens, metrics,
 //! and the admin port with its status page.
 
 pub mod admin;

@@ -1,7 +1,7 @@
 //! Metrics infrastructure: a registry that can describe its metrics, process metrics, and metric types that the `prometheus` crate
 //! lacks.
 //!
-//! The registry of that crate returns only metrics with a value; a metric without any label values yet is invisible. The
+//! The registry of that crate returns only metrics with a value; a metric that has no label values yet does not appear. The
 //! [`Registry`] here also describes those, so that `docs/metrics.md` can be generated from it and is complete. All metrics must be
 //! registered through it.
 

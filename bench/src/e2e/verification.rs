@@ -1,4 +1,4 @@
-//! Result of verifying all stores, as findings and failures.
+//! Result of verifying all stores: lines for the report, and failures if a store has wrong contents or could not be verified.
 
 use serde::Serialize;
 

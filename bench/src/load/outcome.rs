@@ -31,7 +31,7 @@ pub struct LoadOutcome {
     pub cpu: Duration,
     /// Results of each second.
     pub by_second: Vec<Second>,
-    /// Hostile requests sent, by the outcome as which the producer counts their refusal. Refusals by the privacy gate are
+    /// Hostile requests sent, by the outcome as which the producer counts their refusal. Refusals by the privacy check are
     /// `privacy` and its outcome.
     pub hostile: BTreeMap<&'static str, u64>,
     /// History of each connection.

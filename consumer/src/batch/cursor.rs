@@ -1,4 +1,4 @@
-//! The received position of a producer.
+//! The position up to which a producer's stream has been received.
 
 use std::{cmp::Ordering, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Numbers of batches.
+//! Batch ids.
 
 /// Number of a batch, in the order of collection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

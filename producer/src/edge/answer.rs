@@ -1,4 +1,4 @@
-//! Answers to valid matches, which the contract of a DSP selects.
+//! The answers to valid matches, as selected by the contract of a DSP.
 
 use serde::{Deserialize, Serialize};
 

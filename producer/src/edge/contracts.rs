@@ -123,7 +123,7 @@ impl Contracts {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
     }
 
-    /// The settings of the privacy gate; `None` if it is off.
+    /// The settings of the privacy check; `None` if it is off.
     pub fn privacy(&self) -> Option<&privacy::Config> {
         let privacy = self.privacy.as_ref();
         privacy.filter(|privacy| privacy.mode != privacy::Mode::Off)

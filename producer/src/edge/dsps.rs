@@ -63,7 +63,7 @@ const ACCEPTED: usize = 0;
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
 const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
 
-/// Rejections that a contract or the privacy gate only observes.
+/// Rejections that a contract or the privacy check only observes.
 const OBSERVED: [Rejection; 5] = [
     Rejection::BuyerMacro,
     Rejection::BuyerSentinel,

@@ -1,4 +1,4 @@
-//! The privacy gate: whether the signals of a request allow a match to be stored.
+//! The privacy check: whether the signals of a request allow a match to be stored.
 //!
 //! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the query parameters `gdpr`, `gdpr_consent`, `gpp`,
 //! `gpp_sid` and `us_privacy`, and the country that a trusted proxy reports. [`Config::decide`] is a pure function from

@@ -94,7 +94,7 @@ impl Template {
         &self.host
     }
 
-    /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy gate reads.
+    /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy check reads.
     /// Returns whether the URL is complete: short enough, and without a value of dots, which could be a segment of its path.
     pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;

@@ -2,7 +2,7 @@
 //!
 //! `bidder` is the name of a contract, case-insensitive, and `uid` the buyer uid. `f` selects the response. `account` is
 //! ignored. The checks are in the order of `endpoints/setuid.go` of Prebid Server: of several errors, the first one decides
-//! the status. Without a privacy gate, the privacy signals are checked here.
+//! the status. Without a `[privacy]` table, the privacy signals are checked here.
 
 use super::{
     answer::Answer,
@@ -49,7 +49,7 @@ pub fn parse<'a>(
     })
 }
 
-/// The rejection of a match that the privacy gate refuses: to Prebid Server, some outcomes are invalid parameters.
+/// The rejection of a match that the privacy check refuses: to Prebid Server, some outcomes are invalid parameters.
 pub(super) fn refusal(outcome: Outcome, signals: &Signals<'_>) -> Rejection {
     let states_gdpr = !signals.gdpr.is_empty() || !signals.gpp_sid.is_empty();
     match outcome {

@@ -1,4 +1,4 @@
-//! The file of a record: opened safely, locked, written in place.
+//! The file of the epoch history: opened safely, locked, written in place.
 //!
 //! Every user can write to its usual directory, `/dev/shm`. Links are therefore not followed, and the file must be a regular
 //! file of this user that other users can neither read nor write. `record.rs` defines its content.

@@ -1,4 +1,4 @@
-//! Binary format of the record. Pure.
+//! Binary format of the epoch history. Pure.
 //!
 //! It contains a magic number, one entry per epoch from the oldest to the newest, zeros, and a checksum. It is written in one
 //! call and fits a page, so killing the process does not tear a write. A partly invalid record is rejected entirely, because

@@ -67,7 +67,7 @@ pub struct AppSettings {
     /// Hosts that are allowed without TLS.
     #[serde(default, deserialize_with = "hosts")]
     pub http_hosts: Vec<Host>,
-    /// Certificates of further authorities.
+    /// Certificates of additional authorities.
     pub ca_file: Option<PathBuf>,
     /// Networks that are allowed although they are not public.
     #[serde(default)]

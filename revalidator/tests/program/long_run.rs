@@ -1,4 +1,4 @@
-//! The long run of the paper in real time: memory and CPU time of three processes, each with a maker and a worker.
+//! The long run of the original design in real time: memory and CPU time of three processes, each with a maker and a worker.
 
 use std::{env, fs, time::Duration};
 

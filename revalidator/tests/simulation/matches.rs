@@ -1,6 +1,6 @@
 //! Matches of a DSP over several days: a node and a producer on real sockets, a partner, browsers, failures and kills.
 //!
-//! The node applies rows as a store does: the newest time wins. It checks each row that has an effect.
+//! The node applies rows as a store does: the newest time wins. It checks each row that changes a match.
 
 #[path = "../../src/tests/server.rs"]
 mod server;

@@ -1,4 +1,4 @@
-//! TLS of a port: server certificate, optional client authentication, and limits of handshakes.
+//! TLS of a port: server certificate, optional client authentication, and limits on handshakes.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

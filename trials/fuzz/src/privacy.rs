@@ -1,4 +1,4 @@
-//! The edge's privacy gate.
+//! The edge's privacy check.
 
 use std::num::NonZeroU16;
 

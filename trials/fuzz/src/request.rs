@@ -63,7 +63,7 @@ fn check_proxy_header(bytes: &[u8]) {
     }
 }
 
-/// Names for `/setuid`, without a privacy gate.
+/// Names for `/setuid`, without a privacy check.
 static CONTRACTS: LazyLock<Contracts> =
     LazyLock::new(|| file::parse("[dsp.17]\nname = 'some DSP'").expect("valid contracts"));
 

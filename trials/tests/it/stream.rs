@@ -1,4 +1,4 @@
-//! Streams: both calls, slow and abusive clients, drains, and the ends of epochs.
+//! Streams: `Subscribe` and `GetCookies`, slow and abusive clients, drains, and epoch changes.
 
 mod drain;
 mod epoch_history;

@@ -1,4 +1,4 @@
-//! The body of a response with a slot.
+//! The response body of a call with a slot, the time at which the call may be made.
 
 use serde::Serialize;
 

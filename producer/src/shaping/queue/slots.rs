@@ -1,4 +1,4 @@
-//! Release times of a queue: slots, reserved under all limits together a few milliseconds ahead.
+//! Release times (slots) of the cookies in a queue, reserved a few milliseconds ahead under all limits together.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Applies a new version of the limits: creates, reconfigures and closes queues, keeps used quota, and plans queued
-//! cookies again.
+//! Applies a new version of the limits: creates, reconfigures and closes queues, keeps used quota, and reschedules
+//! queued cookies.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

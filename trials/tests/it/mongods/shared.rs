@@ -1,4 +1,4 @@
-//! MongoDB servers that tests use in turn: the start of each takes 0.6 s of CPU, a measurement of its clock by WiredTiger.
+//! MongoDB servers that tests use in turn, because each start takes 0.6 s of CPU: WiredTiger measures its clock.
 
 use std::{
     ops::{Deref, DerefMut},

@@ -1,4 +1,4 @@
-//! Flags that print information instead of running: configuration, checks, probes, completions and manual pages.
+//! Flags that print information instead of starting the program: configuration, checks, probes, completions and manual pages.
 
 use anyhow::{Result, ensure};
 use bench::programs::free_address;

@@ -1,4 +1,4 @@
-//! Tests of the contracts file: its errors, limits and plan.
+//! Tests of the contracts file: its errors, its limits, and the printed table of effective contracts.
 
 use runtime::reload::{NamedFile, Reloader};
 

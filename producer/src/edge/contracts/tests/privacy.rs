@@ -1,4 +1,4 @@
-//! Tests of the effects of the privacy gate.
+//! Tests of the effects of the privacy check.
 
 use super::*;
 use crate::edge::mint::UidMode;

@@ -23,7 +23,7 @@ refused = 'answer'
 [dsp.43]
 ";
 
-/// The same names without a privacy gate.
+/// The same names without a privacy check.
 const WITHOUT_GATE: &str = "[dsp.17]\nname = 'pubMatic'\n";
 
 fn set_uid(query: &str) -> Exchange {
