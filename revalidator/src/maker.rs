@@ -37,7 +37,7 @@ use crate::{
         ServerState,
     },
     metrics::Metrics,
-    mirror::{Mirror, change_job},
+    mirror::{Mirror, change_job, change_job_of, maker_key},
     source::{self, ResultFile, Selection},
 };
 
@@ -125,7 +125,7 @@ impl<E: Engine> Maker<E> {
             let Some(app) = app.filter(|_| needs_maker(job) && !waits && !is_taken) else {
                 continue;
             };
-            let key = format!("maker.{id}");
+            let key = maker_key(id);
             let received = lock(&self.bodies).get_mut(id).map(|it| it.lease.take());
             let lease = match received.flatten() {
                 None => Lease::acquire(&self.engine, &self.mirror, key, &self.id).await?,
@@ -164,7 +164,7 @@ impl<E: Engine> Maker<E> {
                     job.reason = Some(text.clone());
                 }
             };
-            drop(change_job(&self.engine, id, explain).await);
+            drop(self.change_job(id, explain).await);
             if error.is::<io::Error>() {
                 return RETRY_PAUSE_MAX;
             }
@@ -175,12 +175,20 @@ impl<E: Engine> Maker<E> {
     }
 
     async fn change(&self, id: &str, change: impl FnMut(&mut JobStatus)) -> Result<JobStatus> {
-        let job = change_job(&self.engine, id, change).await?;
+        let job = self.change_job(id, change).await?;
         job.context("the job was deleted")
     }
 
+    async fn change_job(
+        &self,
+        id: &str,
+        change: impl FnMut(&mut JobStatus),
+    ) -> Result<Option<JobStatus>> {
+        change_job_of(&self.engine, id, Some(&self.id), change).await
+    }
+
     async fn make_once(&self, id: &str, app: &Arc<App>) -> Result<()> {
-        let Some(mut job) = change_job(&self.engine, id, |_| ()).await? else {
+        let Some(mut job) = self.change_job(id, |_| ()).await? else {
             return Ok(());
         };
         if job.server_state == ServerState::Finished {
@@ -363,7 +371,7 @@ impl<E: Engine> Maker<E> {
                 job.reason = None;
             }
         };
-        change_job(&self.engine, id, end).await?;
+        self.change_job(id, end).await?;
         let (checked, changed) = (job.counts.checked, job.counts.changed);
         tracing::info!(job = id, checked, changed, "job finished");
         self.engine.purge(id, false).await

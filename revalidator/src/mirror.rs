@@ -280,6 +280,11 @@ pub async fn create_job<E: Engine>(engine: &E, job: &JobStatus) -> Result<bool> 
     Ok(created.await?.is_some())
 }
 
+/// Key of the lease of a job's maker.
+pub fn maker_key(job: &str) -> String {
+    format!("maker.{job}")
+}
+
 /// Applies `change` to the newest version of a job, by compare-and-set. Returns the new version; `None` if the job does not exist.
 ///
 /// # Errors
@@ -287,6 +292,20 @@ pub async fn create_job<E: Engine>(engine: &E, job: &JobStatus) -> Result<bool> 
 pub async fn change_job<E: Engine>(
     engine: &E,
     id: &str,
+    change: impl FnMut(&mut JobStatus),
+) -> Result<Option<JobStatus>> {
+    change_job_of(engine, id, None, change).await
+}
+
+/// Like [`change_job`], while the job has this maker. A maker that was suspended may have lost its lease without noticing. The
+/// lease is read after the job, so changes of a later maker make the revision of the job differ.
+///
+/// # Errors
+/// When the engine fails, or the lease is lost.
+pub async fn change_job_of<E: Engine>(
+    engine: &E,
+    id: &str,
+    maker: Option<&str>,
     mut change: impl FnMut(&mut JobStatus),
 ) -> Result<Option<JobStatus>> {
     if !is_job_id(id) {
@@ -304,6 +323,12 @@ pub async fn change_job<E: Engine>(
         }
         let value = serde_json::to_vec(&job)?;
         ensure!(value.len() <= STATUS_BYTES_MAX, "job status too large");
+        if let Some(maker) = maker {
+            let lease = engine.get(Bucket::Subscriptions, &maker_key(id)).await?;
+            // The process that received the assets of a job has its lease by the id of the job.
+            let is_own = lease.is_some_and(|(holder, _)| holder == maker || holder == id);
+            ensure!(is_own, "the lease is lost");
+        }
         let set = engine.compare_and_set(Bucket::Jobs, id, value.into(), Some(revision));
         if set.await?.is_some() {
             return Ok(Some(job));

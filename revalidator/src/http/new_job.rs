@@ -24,7 +24,7 @@ use crate::{
         AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, JobStatus, STATUS_BYTES_MAX,
         ServerState, WORKERS_NEEDED_MAX,
     },
-    mirror::{create_job, new_job},
+    mirror::{create_job, maker_key, new_job},
     problem::{self, Problem, broker, invalid},
     source::{self, TooLarge},
 };
@@ -170,7 +170,7 @@ impl<E: Engine> Api<E> {
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
             (job.has_body, job.cursor) = (true, body.start.to_string());
-            let key = format!("maker.{}", job.job_id);
+            let key = maker_key(&job.job_id);
             let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
             body.lease = Some(lease.map_err(broker)?.ok_or_else(exists)?);
         }

@@ -11,7 +11,6 @@ use crate::{
     engine::{Engine, OPEN_RESULT_BYTES_MAX, RETRY_PAUSE},
     jobs::{WINDOW, candidates},
     messages::{BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
-    mirror::change_job,
     source::{self, ASSETS_MAX, Lines, Page, Selection, cookies::Matches},
 };
 
@@ -126,7 +125,8 @@ impl<E: Engine> Maker<E> {
             }
         };
         let is_open = |job: Option<JobStatus>| job.is_some_and(|job| job.is_open());
-        while !change_job(&self.engine, &sent.job_id, write)
+        while !self
+            .change_job(&sent.job_id, write)
             .await
             .is_ok_and(is_open)
         {

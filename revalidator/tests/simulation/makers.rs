@@ -3,12 +3,15 @@
 use std::{fs, time::Duration};
 
 use revalidator::{
-    engine::Engine as _,
+    engine::{Bucket, Engine as _},
     jobs,
     lease::Lease,
     maker::bodies::{Bodies, Body, LARGE_BODIES, lock},
-    messages::{AllowDelete, Asset, AssetResult, JobResult, JobStatus, Outcome, ServerState},
-    mirror::change_job,
+    messages::{
+        AllowDelete, Asset, AssetResult, JobResult, JobStatus, Outcome, RevalidatorState,
+        ServerState,
+    },
+    mirror::{change_job, maker_key},
 };
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
@@ -187,6 +190,32 @@ async fn results_cannot_remove_more_lines_than_the_brake_permits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn maker_that_was_suspended_does_not_change_a_job_that_another_one_ended() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 250);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    simulation
+        .wait("a", |job| job.server_state == ServerState::WaitForResults)
+        .await;
+    // The lease expires while the maker is suspended, so the maker continues without noticing the other one.
+    let (model, key) = (&simulation.model, maker_key("a"));
+    model
+        .put(Bucket::Subscriptions, &key, "other".into())
+        .await
+        .unwrap();
+    let finish = |job: &mut JobStatus| {
+        job.server_state = ServerState::Finished;
+        job.revalidator_state = RevalidatorState::Finished;
+        job.ended_at = Some(clock());
+    };
+    let ended = change_job(model, "a", finish).await.unwrap().unwrap();
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!(simulation.status("a").await, ended);
+}
+
+#[tokio::test(start_paused = true)]
 async fn another_maker_continues_in_the_middle_of_the_list() {
     // Within the time in which the broker discards repeated batches, and later. Or with fewer batches than were transmitted.
     for (pause, removed) in [(0, 4_000..4_003), (300, 4_000..4_003), (0, 4_000..5_600)] {
@@ -256,7 +285,7 @@ async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies) {
     let text: String = (0..250).map(line).collect();
     fs::write(&file, format!("{{\"app\":\"one\"}}\n{text}")).unwrap();
     let (model, mirror) = (&simulation.model, &simulation.mirror);
-    let lease = Lease::acquire(model, mirror, format!("maker.{id}"), "api")
+    let lease = Lease::acquire(model, mirror, maker_key(id), id)
         .await
         .unwrap();
     let permit = LARGE_BODIES.acquire().await.unwrap();
