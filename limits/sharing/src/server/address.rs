@@ -189,7 +189,7 @@ mod tests {
             ),
             (
                 "redis = 'rediss://me:secret@10.0.0.1#insecure'\ntls_ca = 'a'".to_owned(),
-                "cannot be disabled",
+                "#insecure is not supported",
             ),
         ] {
             let error = of(&keys).unwrap_err();
