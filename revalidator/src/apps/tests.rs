@@ -104,7 +104,7 @@ fn error_of_a_type_hides_no_other_error() {
             "apps.b cookies.nodes",
             "apps.b cookies.producers",
             "apps.b cookies.colour",
-            "apps.c must be a table",
+            "apps.c must be a table, such as [apps.NAME]",
         ],
     );
     let errors = Apps::parse("apps = [\n").unwrap_err();
