@@ -44,7 +44,7 @@ pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
-    "Deletions of whole DSPs that are still removing cookies.",
+    "Deletions of whole DSPs in progress.",
 );
 pub const FAILED: MetricDef = MetricDef::counter(
     "consumer_failed_total",
@@ -177,7 +177,7 @@ pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies whose time was reduced to 5 minutes ahead of this host's clock.",
+    "Cookies with a time more than 5 minutes ahead of this host's clock, which was reduced to 5 minutes.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");

@@ -35,12 +35,12 @@ pub const RESTRICTED_COUNTERS: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const QUOTA_USED: MetricDef = MetricDef::gauge(
     "limiter_quota_used_ratio",
-    "Used fraction of the most-used counter of a limit, for windows of one hour or more. Above 1 while calls wait.",
+    "Highest fraction of the quota that any counter of a limit has used, for windows of one hour or more. Above 1 while calls wait for later quota.",
 )
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters in use under a limit. Each counter is counted once per rule of its limit.",
+    "Counters in use under a limit, for each of its rules: a key of a limit with three rules has three.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =

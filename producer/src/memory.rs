@@ -76,7 +76,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
             config.dsps.queue_bytes_max(),
         ),
         component(
-            "API requests, and responses that can be repeated",
+            "API requests, and responses stored for repeated requests",
             "with `--api`: 256 connections, 64 MiB of responses",
             usize::from(config.api.address.is_some()),
             api::MEMORY_BYTES,

@@ -1,7 +1,7 @@
 //! A maker: transmits the batches of jobs, counts their results, and ends them.
 //!
 //! One maker has the lease of a job. The state of a job is its status and the stream of results, so after a crash another maker
-//! continues. It repeats at most the batches since the last cursor, and each batch counts once. The counted results are collected in
+//! continues. It sends again only batches since the last cursor, and each batch counts once. The counted results are collected in
 //! a file.
 
 pub mod bodies;

@@ -1,4 +1,4 @@
-//! Problems of an HTTP API (RFC 9457), which explain why a request failed.
+//! Problem details of HTTP APIs (RFC 9457), which explain why a request failed.
 
 use http::{Extensions, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value};

@@ -47,8 +47,8 @@ pub struct LoadArgs {
     /// connection sends when the previous responses have arrived].
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
-    /// Send hostile requests instead of cookies: macros, sentinels, missing and oversized consent strings, unknown DSPs. The producer
-    /// must have the contracts in examples/hostile.toml, which refuse all of them. The report counts requests by reason.
+    /// Send hostile requests instead of cookies: unexpanded macros, placeholder uids, missing and oversized consent strings, unknown
+    /// DSPs. The producer must have the contracts in examples/hostile.toml, which refuse all of them. The report counts requests by reason.
     #[arg(long)]
     pub hostile: bool,
     /// Number of sending threads [default: 2, or 1 on a single core].

@@ -1,4 +1,4 @@
-//! Parses a sync request: from its query and Cookie headers to a cookie or a rejection with a reason. Reasons name the
+//! Parses the query and Cookie headers of a sync request into a cookie, or a rejection with a reason. Reasons name the
 //! parameters of `/sync`, even for `/setuid`.
 //!
 //! Pure, without allocation: values are decoded into a [`Scratch`] of the caller.

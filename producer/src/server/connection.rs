@@ -119,7 +119,7 @@ impl GrpcConnection {
                     }
                     None => return Ok(()),
                 },
-                () = &mut closed => bail!("connection did not release its bytes after a stream was disconnected"),
+                () = &mut closed => bail!("connection did not release its in-flight bytes after a stream was closed"),
                 Err(error) = &mut keep_alive => return Err(error),
                 () = &mut first_call, if !is_used && !is_ending => {
                     // GOAWAY makes a client that is just calling use another connection.

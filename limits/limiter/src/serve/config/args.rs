@@ -134,11 +134,11 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters. Each counter is counted once per rule of its limit. At the maximum, unused counters are evicted
+    /// Maximum number of counters: a key of a limit with three rules has three. At the maximum, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
-    /// Maximum memory for sliding-log and step-window counters, which take 8 bytes per call or step
+    /// Maximum memory for counters of the algorithms sliding_log and step_window, which take 8 bytes per call or step
     #[arg(
         long,
         value_name = "BYTES",
@@ -167,7 +167,7 @@ pub struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9098", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Maximum time to finish requests and sync the state after a shutdown signal
+    /// Maximum time to finish requests and write the state to disk after a shutdown signal
     #[arg(
         long,
         group = RELOADED,
