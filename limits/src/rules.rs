@@ -144,7 +144,8 @@ impl Rules {
 
     /// Reads the tables of a limits file, which may be a part of another file.
     ///
-    /// # Errors All errors, including those that `tables` already contains.
+    /// # Errors
+    /// All errors, including those that `tables` already contains.
     pub fn read(table: toml::Table, tables: Tables) -> Result<Self, ConfigErrors> {
         reader::read(table, tables)
     }

@@ -260,11 +260,10 @@ impl<E: Engine> Maker<E> {
                 let set = |job: &mut JobStatus| job.retry_batch_count = Some(count);
                 job = self.change(id, set).await?;
             }
-            if counted.tally.is_complete(&job) {
-                // Of two batches with the same number, the second one may have further assets.
-                while is_continued && self.engine.jobs_with_messages().await?[0].contains(id) {
-                    sleep(RETRY_PAUSE).await;
-                }
+            // Of two batches with the same number, the second one may have more assets.
+            let has_batches =
+                is_continued && self.engine.jobs_with_messages().await?[0].contains(id);
+            if counted.tally.is_complete(&job) && !has_batches {
                 return self.finish(&job, app, counted).await;
             }
         }

@@ -115,7 +115,8 @@ pub struct Loaded<A: Settings> {
 /// Parses `arguments` (program name first) and validates the settings. An empty environment variable counts as unset, because
 /// deployment tools pass unset variables that way.
 ///
-/// # Errors A printable clap error, including that of `--help`; contains all errors of flags, file and constraints.
+/// # Errors
+/// A printable clap error, including that of `--help`; contains all errors of flags, file and constraints.
 pub fn load<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, clap::Error> {

@@ -322,7 +322,8 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
 }
 
 fn parse_state(text: &str) -> Result<Option<PathBuf>, Infallible> {
-    Ok((text != "none").then(|| text.into()))
+    let dir = if text.is_empty() { DEFAULT_DIR } else { text };
+    Ok((dir != "none").then(|| dir.into()))
 }
 
 fn parse_network(text: &str) -> Result<Option<IpNet>, String> {
