@@ -7,6 +7,7 @@
 mod args;
 mod fan_out;
 mod report;
+mod security;
 mod stream;
 mod streams;
 

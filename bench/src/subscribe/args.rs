@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
+use runtime::connect::credentials::SecurityArgs;
 
 use crate::{report::ReportArgs, values::parse_rate};
 
@@ -15,7 +16,7 @@ use crate::{report::ReportArgs, values::parse_rate};
 /// violated the protocol (a sequence repeated, or missing without a gap), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
-    /// gRPC address of a producer without TLS and tokens.
+    /// gRPC address of the producer.
     #[arg(long, default_value = "http://127.0.0.1:7676")]
     pub producer: String,
     /// Number of streams, each with its own name and connection.
@@ -36,6 +37,9 @@ pub struct SubscribeArgs {
     /// Do not reopen a stream that the producer has closed.
     #[arg(long)]
     pub once: bool,
+    /// TLS and tokens.
+    #[command(flatten)]
+    pub security: SecurityArgs,
     /// Numbers of streams to measure. For each number, a producer is started on this machine, with that many streams and a load
     /// for --duration (default 5s).
     #[arg(

@@ -11,16 +11,22 @@ use proto::{
     },
     wire::{ChunkRef, StreamMessage, decode_cookie},
 };
-use runtime::unix_micros;
+use runtime::{
+    connect::{Connector, credentials::Security},
+    unix_micros,
+};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Status, Streaming, transport::Channel};
+use tonic::{Response, Status, Streaming, transport::Channel};
 
-use super::args::{Call, SubscribeArgs};
+use super::{
+    args::{Call, SubscribeArgs},
+    security,
+};
 use crate::report::Micros;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -103,6 +109,7 @@ struct Position {
 
 pub(super) struct Stream {
     args: SubscribeArgs,
+    security: Security,
     name: String,
     began: Instant,
     position: Option<Position>,
@@ -110,9 +117,15 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(args: &SubscribeArgs, name: String, began: Instant) -> Self {
+    pub(super) fn new(
+        args: &SubscribeArgs,
+        security: Security,
+        name: String,
+        began: Instant,
+    ) -> Self {
         Self {
             args: args.clone(),
+            security,
             name,
             began,
             position: None,
@@ -164,29 +177,36 @@ impl Stream {
 
     /// Opens the stream; for `Subscribe`, reads its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
-        let endpoint = client::endpoint(self.args.producer.clone())?;
-        let channel = endpoint.connect().await?;
-        Ok(match self.args.call {
-            Call::Subscribe => self.subscribe(channel).await?,
+        let (connector, channel) = security::connect(&self.args.producer, &self.security).await?;
+        let opened = match self.args.call {
+            Call::Subscribe => self.subscribe(&connector, channel).await,
             Call::GetCookies => {
-                let request = GetCookiesRequest {
+                let request = connector.request(GetCookiesRequest {
                     host: self.name.clone(),
                     supports_age: true,
                     deletions: false,
-                };
-                let request = Request::new(request);
-                client::get_cookies(channel, request).await?.into_inner()
+                });
+                let opened = client::get_cookies(channel, request).await;
+                opened.map(Response::into_inner)
             }
-        })
+        };
+        match connector.failure() {
+            Some(trouble) if opened.is_err() => Err(anyhow::anyhow!("{trouble}")),
+            _ => Ok(opened?),
+        }
     }
 
-    async fn subscribe(&mut self, channel: Channel) -> Result<Streaming<Bytes>, Status> {
+    async fn subscribe(
+        &mut self,
+        connector: &Connector,
+        channel: Channel,
+    ) -> Result<Streaming<Bytes>, Status> {
         let cursors = self.position.iter().map(|position| Cursor {
             producer_id: position.producer_id.clone(),
             epoch: position.epoch,
             sequence: position.next_sequence.saturating_sub(1),
         });
-        let request = Request::new(SubscribeRequest {
+        let request = connector.request(SubscribeRequest {
             subscriber: self.name.clone(),
             cursors: cursors.collect(),
             start: StartPosition::Newest.into(),

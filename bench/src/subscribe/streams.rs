@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     args::{Call, SubscribeArgs},
+    security,
     stream::{Stream, StreamCounts},
 };
 use crate::cpu;
@@ -47,8 +48,9 @@ pub async fn run(
     let (open_tx, mut open) = mpsc::channel(streams);
     let mut running = JoinSet::new();
     let began = Instant::now();
+    let security = security::load(&args.producer, &args.security)?;
     for number in 1..=streams {
-        let stream = Stream::new(args, format!("{prefix}-{number}"), began);
+        let stream = Stream::new(args, security.clone(), format!("{prefix}-{number}"), began);
         running.spawn(stream.run(open_tx.clone(), stop.child_token()));
     }
     drop(open_tx);
