@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use anyhow::{Context, Result, ensure};
 use bench::{report::ReportArgs, scrape::names, subscribe};
 use proto::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
+use runtime::connect::credentials::SecurityArgs;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -268,6 +269,7 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
         call: subscribe::Call::Subscribe,
         name: Some("reading".to_owned()),
         once: false,
+        security: SecurityArgs::default(),
         fan_out: Vec::new(),
         rate: None,
         report: ReportArgs::default(),
