@@ -41,14 +41,11 @@ use super::{
     request::Rejection,
 };
 
-/// Maximum number of listed DSPs.
-pub const LISTED_MAX: usize = CONTRACTS_MAX;
-
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
 
 /// Maximum number of series after a reload of the list. Each takes 8 bytes per outcome and shard, rounded up to 128.
-const SERIES_MAX: usize = 3 * LISTED_MAX;
+const SERIES_MAX: usize = 3 * CONTRACTS_MAX;
 
 /// Maximum number of shards of a series. With more threads, some threads share a shard.
 const SHARDS_MAX: usize = 64;

@@ -37,6 +37,7 @@ use std::{
 use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
+use proto::limits::CONTRACTS_MAX;
 use proto::{ids::hygiene::Flaw, limits::BUYER_UID_BYTES_MAX};
 use regex::{Regex, RegexBuilder};
 use runtime::{
@@ -49,7 +50,6 @@ use toml::{Table, Value};
 use super::{Contract, Contracts, RefusedAnswer, State};
 use crate::edge::{
     answer::Answer,
-    dsps::LISTED_MAX,
     privacy,
     redirect::{self, Template},
 };
@@ -204,8 +204,8 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
             contracts.by_dsp.insert(dsp_id, contract);
         }
     }
-    if count > LISTED_MAX {
-        let what = format!("too many DSPs: {count} exceed {LISTED_MAX}");
+    if count > CONTRACTS_MAX {
+        let what = format!("too many DSPs: {count} exceed {CONTRACTS_MAX}");
         reader.tables.error("dsp", what);
     }
     if unknown_dsps == UnknownDsps::Refuse {

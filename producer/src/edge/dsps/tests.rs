@@ -173,7 +173,7 @@ fn list_applies_regardless_of_existing_series() {
     accept(&dsps, 1..=64);
     for list in 0..10 {
         let first = 1_000 * (1 + list);
-        let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
+        let listed: Vec<u32> = (first..).take(CONTRACTS_MAX).collect();
         dsps.set_contracts(contracts(&listed, true));
         check_rejected(&dsps, &[1, first - 1], &[1, first - 1]);
         check_rejected(&dsps, &listed, &[]);
@@ -186,7 +186,7 @@ fn series_stay_bounded_and_keep_their_total_through_list_changes() {
     let mut accepted = 0;
     for list in 0..10 {
         let first = 1_000 * (1 + list);
-        let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
+        let listed: Vec<u32> = (first..).take(CONTRACTS_MAX).collect();
         dsps.set_contracts(contracts(&listed, false));
         accept(&dsps, first - 1..first + 50);
         accepted += 51;
