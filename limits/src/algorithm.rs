@@ -33,8 +33,8 @@ pub enum Alignment {
 /// |---|---|---|
 /// | [`TokenBucket`](Self::TokenBucket) (GCRA) | the rate, and a burst after idle time; with a burst of 1, evenly spaced calls | default |
 /// | [`LeakyBucket`](Self::LeakyBucket) | evenly spaced calls, with a bounded number of waiting calls | smoothing |
-/// | [`SteppedBucket`](Self::SteppedBucket) | calls as long as there are tokens, which are added in steps | mirroring a partner that does the same |
-/// | [`FixedWindow`](Self::FixedWindow) | a number per minute of the clock; twice as many around a window boundary | mirroring a partner; quotas |
+/// | [`SteppedBucket`](Self::SteppedBucket) | calls while tokens remain, which are added in steps | mirroring a partner that does this |
+/// | [`FixedWindow`](Self::FixedWindow) | a number per window; up to twice as many around a window boundary | mirroring a partner; quotas |
 /// | [`SlidingLog`](Self::SlidingLog) | an exact number in any window; 8 bytes per call | small exact limits |
 /// | [`SlidingCounter`](Self::SlidingCounter) | approximately a number in any window | large limits |
 /// | [`StepWindow`](Self::StepWindow) | up to a number in any window, in steps | mirroring a partner; calls that are reported late |
@@ -299,8 +299,8 @@ impl Algorithm {
         self.checked()
     }
 
-    /// A share of this limit in millionths: of the rate, and of the burst or capacity, rounded up. A share of 0 admits one call in ten
-    /// years. `None` for windows and logs: quota that moves between processes within a window would be used twice.
+    /// A share of a token bucket or leaky bucket in millionths. The burst or capacity is rounded up. A share of 0 admits one call in ten
+    /// years. `None` for other algorithms: in a window, for example, quota that moves between processes could be used twice.
     pub fn share(mut self, millionths: u64) -> Option<Self> {
         const WHOLE: u64 = 1_000_000;
         let share = millionths.min(WHOLE);
@@ -335,7 +335,7 @@ impl Algorithm {
     pub fn max_burst(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
-            // The others admit requests one by one.
+            // Leaky bucket and warm-up admit requests one by one.
             _ => self.window().map_or(1, |(limit, _)| limit),
         }
     }

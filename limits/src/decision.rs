@@ -100,7 +100,7 @@ impl Decision {
 pub struct Remaining {
     /// Maximum number of requests that one call could make now.
     pub requests: u64,
-    /// When one more request could be made; now if the quota is full.
+    /// When one more request could be made; now if no quota is in use.
     pub more_at: u64,
 }
 

@@ -1,6 +1,6 @@
 //! The key table: a bounded table of the states of all keys. Idle entries are evicted for new keys.
 //!
-//! Half of the entries is divided equally among all limits, and the other half is first come, first served. Untrusted clients that invent
+//! Half of the entries are divided equally among all limits; the other half is first come, first served. Untrusted clients that invent
 //! keys under one limit therefore cannot evict all keys of other limits.
 
 use std::hash::{BuildHasher, Hash};
@@ -135,7 +135,7 @@ impl<K: Hash + Eq> KeyTable<K> {
         self.bytes > self.bytes_max
     }
 
-    /// Whether a key can be inserted regardless of guaranteed entries.
+    /// Whether a key can be inserted if the entries guaranteed to other limits are ignored.
     pub(crate) fn has_free_entry(&self, limit: LimitId) -> bool {
         let bytes = self.of_limits[limit.index()].bytes_each;
         self.len() < self.max && (bytes == 0 || self.bytes.saturating_add(bytes) <= self.bytes_max)
@@ -155,7 +155,7 @@ impl<K: Hash + Eq> KeyTable<K> {
                 }
             }
         }
-        // Bookings may use up all bytes. Keys that need none still have their entries.
+        // Bookings may use up all bytes. Keys without heap memory can still be inserted.
         length <= self.max && (added == 0 || self.bytes.saturating_add(added) <= self.bytes_max)
     }
 
@@ -193,7 +193,7 @@ impl<K: Hash + Eq> KeyTable<K> {
         self.bytes = self.bytes - before + after;
     }
 
-    /// For changes that leave the bookings as they are; [`update`](Self::update) accounts for their memory.
+    /// A state, for changes that leave the bookings as they are: only [`update`](Self::update) accounts for their memory.
     #[inline]
     pub(crate) fn state_mut(&mut self, index: u32) -> &mut KeyState {
         let entry = &mut self.entries[index as usize];
@@ -252,7 +252,7 @@ impl<K: Hash + Eq> KeyTable<K> {
     }
 
     /// Scans the next `entries` entries and evicts those that are idle. With `spare_used`, keys used since the last scan stay, so that
-    /// active keys are not recreated again and again. Returns the number of evicted keys.
+    /// active keys are not recreated repeatedly. Returns the number of evicted keys.
     fn scan(
         &mut self,
         entries: usize,

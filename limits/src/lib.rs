@@ -1,4 +1,4 @@
-//! Rate limits: reservations with any algorithm, under any number of limits at the same time.
+//! Rate limits: reservations with any algorithm, under up to 16 limits at the same time.
 //!
 //! [`Limits::reserve`] decides on a call. The call may be made [now](Decision::Now), gets a [slot in the future](Decision::At), or is
 //! [refused](Decision::Refused); a refused call uses no quota. The caller passes the time in nanoseconds, and waits for the slot: the
@@ -34,8 +34,8 @@
 //! - A maximum wait of zero *polices* calls; a longer one *shapes* them. [`Limits::peek`] returns the earliest slot and changes nothing.
 //! - A call under several limits is admitted when all of them admit it. If it is refused, none of them counts it.
 //! - Each key has its own quota. A global limit uses one key for all calls.
-//! - Use numbers or hashes as keys, so that a decision copies no strings.
-//! - The table changes with every decision: share it between threads under a lock, or use one per thread.
+//! - With numbers or hashes as keys, a decision copies no strings.
+//! - [`Limits`] changes with every decision: share it between threads under a lock, or use one per thread.
 //! - Limits can be [changed](Limits::change_all) while calls wait, and waiting calls can be [rescheduled](Limits::reschedule).
 //! - Calls that were made without a reservation can be [recorded](Limits::record).
 //! - The usage of keys can be [saved](Limits::take_changes) and [restored](Limits::restore), in another process and under changed limits.
@@ -51,17 +51,17 @@
 //!   errors do not accumulate.
 //! - **Large calls**: a call with more requests than the limit ever admits at one time is refused as [`TooMany`](Refusal::TooMany). A call
 //!   with no requests is admitted.
-//! - **Time** should be monotonic. If it goes back, the latest time is used for all keys. It ends in the year 2262.
-//! - **Order**: a call gets the earliest slot that all its limits admit while every existing slot remains admissible. Calls with the same
+//! - **Time** should be monotonic. If it goes back, the latest time is used for all keys. The maximum is in the year 2262.
+//! - **Order**: a call gets the earliest slot that all its limits admit and that keeps existing slots admissible. Calls with the same
 //!   demands get slots in call order. A call may get an earlier slot than a waiting call with another limit or with more requests.
 //!   Existing slots never move.
 //! - **Refused calls** do not count, except under limits with [`Limit::count_refused`].
 //! - **Memory** is bounded. Idle keys, which are equivalent to new ones, are evicted for new keys. If no idle key is
-//!   found among a few hundred, the new key is refused. A token bucket takes some 100 bytes including its key. Future
-//!   slots with gaps before them take 16 bytes each, up to 4,096 per key (256 in logs and step windows) and within the
-//!   memory bound of the table. Further calls of this kind are refused until a slot has passed. The hash of keys is
-//!   seeded randomly.
-//! - **Bounds**: up to 10^12 requests and ten years, so that no arithmetic overflows.
+//!   found among a few hundred, the new key is refused. A key of a token bucket takes about 100 bytes. A future
+//!   slot with a gap before it takes 16 bytes within the table's memory bound; a key has up to 4,096 such slots (256
+//!   under sliding logs and step windows). Beyond that, calls that would leave a gap are refused until a slot has
+//!   passed. The hash of keys is seeded randomly.
+//! - **Bounds**: up to 10^12 requests, and periods of up to ten years, so that no arithmetic overflows.
 //!
 //! # Cost
 //!

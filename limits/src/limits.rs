@@ -20,7 +20,7 @@ use crate::{
 /// Maximum number of demands of one call.
 pub const DEMANDS_MAX: usize = 16;
 
-/// Rounds in which the limits of a call may move its slot, before it is placed after all bookings.
+/// Rounds in which the limits of a call may move its slot, before the slot is placed after all bookings.
 const ROUNDS_MAX: usize = 64;
 
 /// The maximum time. Slots may be later.
@@ -46,8 +46,8 @@ impl ActiveLimit {
 ///
 /// The time should be monotonic. If it goes back, the latest time is used instead, so that no limit is exceeded.
 ///
-/// Memory is bounded to `keys_max` keys in all limits. Idle keys, which are equivalent to new ones, are evicted. Half of the entries is
-/// divided equally among the limits, and the other half is first come, first served.
+/// Memory is bounded to `keys_max` keys in all limits. Idle keys, which are equivalent to new ones, are evicted. Half of the entries are
+/// divided equally among the limits; the other half is first come, first served.
 #[derive(Debug)]
 pub struct Limits<K> {
     limits: Vec<ActiveLimit>,
@@ -102,7 +102,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 
     /// Reserves the earliest slot that all limits of a call admit. Either all limits count the call, or none.
     ///
-    /// A call that would wait longer than `max_wait` is refused. With several limits, the one with the longest wait is the binding one.
+    /// A call that would wait longer than `max_wait` is refused. With several limits, the one with the longest wait is binding.
     ///
     /// Costs one lookup per demand, and no allocation for known keys.
     ///
@@ -113,8 +113,8 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         self.reserve_from(demands, 0, now, max_wait)
     }
 
-    /// Like [`reserve`](Self::reserve), for a call that must not be made before `from`. If no limit makes it wait, the limit of the first
-    /// demand is the binding one.
+    /// Like [`reserve`](Self::reserve), for a call that must not be made before `from`. If no limit makes the call wait, the limit of its
+    /// first demand is binding.
     ///
     /// # Panics
     /// Like [`reserve`](Self::reserve).
@@ -292,11 +292,11 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         merged
     }
 
-    /// The earliest slot, from `now` and `from` on, that all limits admit, and the limit that moved it last.
+    /// The earliest slot at or after `now` and `from` that all limits admit, and the limit that moved it last.
     ///
-    /// Each limit moves the slot to its earliest one at or after the current slot, until a round moves nothing. For example, A admits one
-    /// request per 100 ms; its slots at 0.80 s and 1.00 s are taken. B admits two requests per second of the clock, and has counted two
-    /// since 0 s. A call at 0.85 s gets the slot 1.10 s, and A is the binding limit:
+    /// In each round, every limit in turn moves the slot to the earliest time that it admits, until nothing moves. For example, A admits
+    /// one request per 100 ms; its slots at 0.80 s and 1.00 s are taken. B admits two requests per second of the clock, and has counted
+    /// two since 0 s. A call at 0.85 s gets the slot 1.10 s, and A is the binding limit:
     ///
     /// | round | A | B |
     /// |---|---|---|
@@ -409,7 +409,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         }
     }
 
-    /// Creates the missing entries, or none.
+    /// Creates all missing entries, or none.
     fn create_entries<const MAX: usize>(
         &mut self,
         merged: &mut MergedDemands<MAX>,

@@ -110,8 +110,8 @@ trait MeterKind {
     /// Counts requests at `at`.
     fn charge(&self, state: &mut Self::State, requests: u64, at: u64);
 
-    /// Counts reported calls at `at`. They empty a bucket as of `latest`, but do not overdraw it. Windows cannot be
-    /// overdrawn.
+    /// Counts reported calls at `at`. At most, they leave a bucket empty at `latest`; they never overdraw it. Windows
+    /// cannot be overdrawn.
     fn charge_reported(&self, state: &mut Self::State, requests: u64, at: u64, _latest: u64) {
         self.charge(state, requests, at);
     }
@@ -125,13 +125,13 @@ trait MeterKind {
     /// Whether the state is equivalent to that of a new key from `now` on.
     fn is_idle(&self, state: &Self::State, now: u64) -> bool;
 
-    /// Number of requests in use at `now`: those that a new key could make in addition.
+    /// Number of requests in use at `now`: how many more a new key could make.
     fn used(&self, state: &Self::State, now: u64) -> u64;
 
     /// Maximum time for which a call affects decisions, if no call had to wait.
     fn lookback(&self) -> u64;
 
-    /// Converts a state of `from`, if both count in the same windows. Otherwise returns false.
+    /// Converts a state of the meter `from`; returns false if the two count in different windows.
     fn adopts(&self, _from: &Self, _state: &mut Self::State) -> bool {
         false
     }
@@ -181,7 +181,7 @@ impl From<Usage> for KeyState {
 impl Usage {
     fn heap_bytes(&self) -> usize {
         match &self.state {
-            // The boxes themselves have the same size under every limit, like table entries.
+            // The boxes themselves are not counted: they have the same size under every limit, like table entries.
             AlgorithmState::SlidingLog(state) => state.heap_bytes(),
             AlgorithmState::StepWindow(state) => state.heap_bytes(),
             _ => 0,
@@ -292,7 +292,7 @@ impl Meter {
         dispatch!((self.kind), (&usage.state), (meter; inner) => meter.earliest(inner, requests, from))
     }
 
-    /// Takes an immediate slot in a token bucket without bookings, the most frequent case. In all others, returns false and does nothing.
+    /// Takes an immediate slot in a token bucket without bookings, the most frequent case. Otherwise returns false and does nothing.
     #[inline]
     pub(crate) fn take_now(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) -> bool {
         let usage = &mut state.usage;
@@ -334,7 +334,7 @@ impl Meter {
 
     /// Counts requests at `at` whether or not they are admitted: refused calls, or usage carried over from another algorithm.
     pub(crate) fn charge(&self, state: &mut KeyState, requests: u64, at: u64) {
-        // A call can be larger than the maximum burst, but delays later calls by no more than that.
+        // A call above the maximum burst delays later calls only as much as a call of the maximum burst.
         let requests = requests.min(self.max_burst);
         self.charge_with(state, at, |usage| {
             dispatch!((self.kind), (&mut usage.state), (meter; inner) => meter.charge(inner, requests, at));
@@ -371,7 +371,7 @@ impl Meter {
         *last <= now && dispatch!((self.kind), (state), (meter; inner) => meter.is_idle(inner, now))
     }
 
-    /// Number of requests in use at `now`, without future bookings: those that a new key could make in addition.
+    /// Number of requests in use at `now`, without future bookings: how many more a new key could make.
     pub(crate) fn used(&self, state: &KeyState, now: u64) -> u64 {
         match &state.bookings {
             Some(bookings) => self.used_of(&self.usage_at(bookings, now), now),
@@ -383,7 +383,7 @@ impl Meter {
         dispatch!((self.kind), (&usage.state), (meter; inner) => meter.used(inner, now))
     }
 
-    /// Tolerance for reported calls whose time is in the future: one step of a step window, or of a window of comparable length.
+    /// Tolerance for reported calls whose time is in the future: a step window's step, otherwise the default step for the lookback.
     pub(crate) fn step(&self) -> u64 {
         match &self.kind {
             Kind::StepWindow(meter) => meter.step(),

@@ -20,7 +20,7 @@ const SECOND: u64 = 1_000_000_000;
 pub struct Rate {
     requests: u64,
     nanos: u64,
-    /// Before reduction to lowest terms: `1000/1h` is displayed as such, and a window algorithm counts 1000 per hour.
+    /// Before reduction to lowest terms: for `1000/1h`, a window algorithm counts 1000 per hour, not one per 3.6 s.
     written: (u64, u64),
 }
 
@@ -74,7 +74,7 @@ impl Rate {
         Self::new(requests, Duration::from_nanos(nanos))
     }
 
-    /// A share of this rate in millionths, but at least one request per [`PERIOD_MAX`]. Rounded down if the exact fraction is too large.
+    /// A share of this rate in millionths, at least one request per [`PERIOD_MAX`]. Rounded down if the exact fraction does not fit.
     pub(crate) fn share(&self, millionths: u64) -> Self {
         if millionths == 0 {
             return Self::new(1, PERIOD_MAX).expect("ten years fit");

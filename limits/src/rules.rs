@@ -31,7 +31,7 @@
 //! mode = "lease"                 # or "exact"
 //! redis = "redis://10.0.0.5:6379" # or rediss:// with tls_ca = "FILE", and tls_cert and tls_key for a client certificate
 //! group = "eu"                   # processes with the same group share limits of the same name
-//! refresh = "1s"                 # defaults from here on; members_max has none
+//! refresh = "1s"                 # defaults from here on; members_max has no default
 //! ttl = "3s"
 //! timeout = "50ms"
 //! forget_after = "1day"
@@ -42,7 +42,7 @@
 //! with a burst of 1. For windows, `rate = "1000/h"` is a limit of 1000 in a window of one hour. `count_refused = true` counts refused
 //! calls.
 //!
-//! The [`Handling`] is for the process that enforces the limits; neither this crate nor `limiter` drops or queues calls. All keys of
+//! The process that enforces the limits applies the [`Handling`]; neither this crate nor `limiter` drops or queues calls. All keys of
 //! `shape` and `dead_letter` are optional, with the defaults above.
 
 mod handling;
@@ -89,7 +89,7 @@ pub struct NamedLimit {
     pub rules: Vec<Rule>,
     /// Whether `limiter serve` takes its rule from each call.
     pub from_call: bool,
-    /// Whether the file sets the mode. Otherwise the plan does not show the handling.
+    /// Whether the file sets the mode. Otherwise `Display` omits the handling.
     pub has_explicit_mode: bool,
     /// Handling of calls over the limit; the default for a global limit.
     pub handling: Handling,
@@ -181,7 +181,7 @@ impl Rules {
 }
 
 impl fmt::Display for Rules {
-    /// The effective plan; with `#` for a producer, where all unlisted keys share one limit.
+    /// A description of all limits. The alternate form (`{:#}`) is for a producer, where all unlisted keys share one limit.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
             let keys = match (limit.global, &*limit.keys) {

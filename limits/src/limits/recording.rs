@@ -12,8 +12,8 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// Counts calls that were made at `at` without a reservation. Either all limits count them, or none.
     ///
     /// Step windows count them at `at`, all other algorithms at `now`. A limit ignores calls that are too old to affect it. If `at` is in
-    /// the future by up to one step of any of the limits, `now` is used. Calls that a bucket would not have admitted leave it empty, and
-    /// its queue full.
+    /// the future by up to one step of any of the limits, `now` is used. Calls that a limit would not have admitted leave a token bucket
+    /// empty, or the queue of a leaky bucket full.
     ///
     /// # Errors
     /// If `at` is further in the future, or the key table is full.

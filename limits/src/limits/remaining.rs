@@ -17,7 +17,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let max = active.limit.algorithm.max_burst();
         let fits = |requests| requests == 0 || active.meter.earliest(state, requests, now) <= now;
         let is_maximum = |requests| fits(requests) && (requests == max || !fits(requests + 1));
-        // Correct except for rounding and gaps between slots.
+        // A guess that is correct except for rounding and gaps between slots.
         let mut requests = max.saturating_sub(active.meter.used(state, now));
         if !is_maximum(requests) {
             let mut too_many = max + 1;

@@ -6,10 +6,10 @@ use super::{DEMANDS_MAX, Limits};
 use crate::decision::{Decision, Demand, LimitId};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Cancels the slots of waiting calls and reserves new ones in the same order, with any wait, for example after a limit changed.
+    /// Cancels the slots of waiting calls and reserves new ones in the same order, without a maximum wait; for use after a limit changed.
     ///
     /// `waiting` must contain *all* waiting calls of the affected limits, for all keys, with their slots, in slot order. `rescheduled` is
-    /// called with the index and the new decision of each.
+    /// called with the index and the new decision of each call.
     ///
     /// If a rate changed, or if the earlier state of a limit is unknown, the usage of past calls is overestimated: no call is too early,
     /// but some may be slightly later than necessary.

@@ -9,13 +9,12 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Records changes for [`take_changes`](Self::take_changes) from now on. They use memory until they are taken.
+    /// Records changes for [`take_changes`](Self::take_changes) from now on. They use memory until that call.
     pub fn track_changes(&mut self) {
         self.keys.track_changes();
     }
 
-    /// Calls `each` for every key whose state changed since the last call, with its limit, key and state, and with `None` for every evicted
-    /// key.
+    /// Calls `each` with the limit, key and state of every key that changed since the last call. Evicted keys have `None` as their state.
     ///
     /// The saved states are complete at any time: a key without a saved state is equivalent to a new key.
     pub fn take_changes(&mut self, mut each: impl FnMut(LimitId, &Limit, &K, Option<&KeyState>)) {
@@ -29,7 +28,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         self.keys.clear_limits(ids);
     }
 
-    /// Restores the [saved](Self::take_changes) state of a key, whose limit was `was` at that time.
+    /// Restores the state of a key that was [saved](Self::take_changes) under the limit `was`.
     ///
     /// If the limit is different now, the state is converted as with [`CarryOver::Usage`], and counts as changed. Returns false if the key
     /// is idle and needs no entry.
@@ -73,7 +72,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         Ok(true)
     }
 
-    /// The number of requests in use at `now` in a saved state, whose limit was `was`.
+    /// The number of requests in use at `now` in a state that was saved under the limit `was`.
     ///
     /// # Errors
     /// If the state does not match `was`.

@@ -65,7 +65,7 @@ impl Meter {
         let mut rest = &bookings.list[..];
         loop {
             let end = rest.first().map_or(bookings.sealed, |it| it.at);
-            // There is no gap after the last one.
+            // There is no gap after the last booking.
             if end == u64::MAX {
                 return None;
             }
@@ -77,12 +77,12 @@ impl Meter {
                     return Some(at);
                 };
                 match &self.kind {
-                    // It would extend the time of its step in the window. In the next step it does not affect other calls.
+                    // The call would keep all calls of its step in the window for longer. In the next step it does not affect them.
                     Kind::StepWindow(meter) if !is_separate => {
                         at = self.earliest_after(&usage, requests, from.max(meter.next_step(at)));
                         is_separate = true;
                     }
-                    // A later slot before that booking would conflict with it too.
+                    // A later slot before that booking would also conflict with it.
                     _ => {
                         skipped = index + 1;
                         break;
@@ -134,8 +134,8 @@ impl Meter {
         self.gap(&bookings, 1, now).map(|_| Box::new(bookings))
     }
 
-    /// The time at which the future slot `at` can be booked: `now`, or when an entry becomes free. Unless the state `may_grow`, it must
-    /// not need more memory.
+    /// The time at which the future slot `at` can be booked: `now`, or when an entry becomes free. Unless the state `may_grow`, the
+    /// booking must not need more memory.
     #[cold]
     pub(crate) fn bookable_at(
         &self,

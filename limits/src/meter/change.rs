@@ -4,8 +4,8 @@ use super::{AlgorithmState, KeyState, Kind, Meter, MeterKind as _, Usage};
 
 /// What happens to the usage of keys when the parameters of their limit change.
 ///
-/// Token buckets and leaky buckets support all variants. For other algorithms, `Remaining` is the same as `Usage`: the counts stay if the
-/// window does, and otherwise the number of used requests is charged to a new state.
+/// Token buckets and leaky buckets support all variants. For other algorithms, `Remaining` is the same as `Usage`: if the window stays,
+/// so do the counts; otherwise the number of used requests is charged to a new state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CarryOver {
     /// Keep the number of used requests: a key that is ten requests ahead of the old rate is ten requests ahead of the new one.
@@ -18,7 +18,7 @@ pub enum CarryOver {
 }
 
 impl Meter {
-    /// Cancels future slots: these calls, from the last to the first. Usage before them that is no longer known counts as used.
+    /// Cancels the future slots of `calls`: times and requests, last first. If earlier usage is unknown by now, it is overestimated.
     pub(crate) fn cancel(
         &self,
         state: &mut KeyState,

@@ -84,7 +84,7 @@ impl Gcra {
         if is_pause { at } else { tat }
     }
 
-    /// Clears the mark of earlier parameters once their effect has expired.
+    /// Clears `carried` once the slots under earlier parameters have no effect any more.
     #[inline]
     pub(crate) fn expire(&self, state: &mut GcraState, now: u64) {
         if state.carried > 0 && self.is_idle(state, now) {

@@ -1,4 +1,4 @@
-//! The warm-up limiter: evenly spaced calls whose interval is up to three times longer after idle time. Each call delays the next one.
+//! The warm-up limiter: evenly spaced calls whose interval is up to three times as long after idle time. Each call delays the next one.
 //!
 //! Idle time is *stored*, up to `warm_up`; a new key has stored all of it. A call consumes one interval of stored time. While `x` is
 //! stored, the cost per consumed time is 1 up to `half = warm_up/2`, and above that `1 + 4·(x - half)/warm_up`, up to 3. Example: with
@@ -14,7 +14,7 @@ use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct WarmUp {
-    /// The rate when warm, without bursts. Times in units count like its theoretical arrival times.
+    /// The rate when warm, without bursts. All times "in units" have the unit of its theoretical arrival time.
     warm: Gcra,
     warm_up: u64,
 }
@@ -88,7 +88,7 @@ impl MeterKind for WarmUp {
         state.free = base.saturating_add(interval).saturating_add(surcharge);
     }
 
-    /// Counts at most one call after `latest`.
+    /// Counts one call, unless calls up to an interval after `latest` are already counted.
     fn charge_reported(&self, state: &mut Self::State, _requests: u64, at: u64, latest: u64) {
         let latest = self.warm.units(latest) + self.warm.units_of(1);
         if state.free < latest {

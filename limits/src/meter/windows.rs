@@ -156,7 +156,7 @@ impl MeterKind for SlidingCounter {
 
     fn earliest(&self, state: &Self::State, requests: u64, from: u64) -> u64 {
         let mut from = from.max(state.start);
-        // In this window, the next one, or the one after that, which is empty.
+        // The slot is in this window, the next one, or the one after that, which is empty.
         for _ in 0..2 {
             let state = self.at(state, from);
             let end = state.start.saturating_add(self.window);

@@ -44,7 +44,7 @@ pub struct RequeuePolicy {
     /// Maximum delay, at least `base`.
     #[serde(deserialize_with = "time")]
     pub cap: Duration,
-    /// Number of requeues before a call is parked.
+    /// Number of requeues before a call is parked: kept, but not requeued again.
     #[serde(rename = "max_requeues")]
     pub requeues_max: u32,
     /// Maximum share of the rate for requeued calls, in thousandths.
@@ -167,7 +167,7 @@ impl fmt::Display for RequeuePolicy {
         let percent = f64::from(self.share_permille) / 10.0;
         write!(
             formatter,
-            ", requeued up to {max} times, after {base} to {cap} and within {percent}% of the rate, then parked"
+            ", requeued up to {max} times, after {base} to {cap}, with up to {percent}% of the rate, then parked"
         )
     }
 }

@@ -140,7 +140,7 @@ impl Reader {
         }
     }
 
-    /// Parses a limit; `is_default` if it is that of unlisted keys. `None` if its table is invalid.
+    /// Parses a limit; `is_default` for the limit of unlisted keys. `None` if its table is invalid.
     fn limit(&mut self, name: String, value: Value, is_default: bool) -> Option<NamedLimit> {
         let path = format!("limits.{}", name.escape_debug());
         if name.is_empty() || name.chars().any(char::is_control) {
@@ -170,7 +170,7 @@ impl Reader {
         if from_call && (global || is_default) {
             self.tables.error(
                 &path,
-                "with from_call, a limit cannot be global or `unknown`",
+                "with from_call, a limit cannot be global or that of unlisted keys (`unknown`)",
             );
         }
         if from_call && (keys.is_some() || rules.is_some()) {
@@ -193,7 +193,7 @@ impl Reader {
         };
         let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
         if global && is_handled {
-            let what = "a global limit has no mode, shape or dead_letter: set them in the limits of its keys";
+            let what = "a global limit has no mode, shape or dead_letter: set them in the limits with keys";
             self.tables.error(&path, what);
         } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
             let what = "shape and dead_letter require mode = \"shape\"";

@@ -34,7 +34,7 @@ pub struct Sharing {
     /// Maximum response time of the server.
     #[serde(default, deserialize_with = "time")]
     pub timeout: Duration,
-    /// How long a silent process keeps its fallback share.
+    /// How long a process keeps its fallback share without a reply from the server.
     #[serde(default, deserialize_with = "time")]
     pub forget_after: Duration,
 }

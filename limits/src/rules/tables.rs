@@ -44,7 +44,7 @@ impl Tables {
         Ok((table, tables))
     }
 
-    /// The value that was read from the tables.
+    /// Returns `value`, which was read from the tables.
     ///
     /// # Errors
     /// All errors that were added.
@@ -132,7 +132,7 @@ fn child(path: &str, key: &str) -> String {
 }
 
 /// Rewrites an error of `serde` about an unknown key or value, and suggests the most similar one that is expected or in `others`.
-/// Returns the key, or an empty text, and the error.
+/// Returns the unknown key, otherwise an empty text, and the error.
 fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
     let parts = || {
         let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;

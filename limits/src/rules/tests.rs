@@ -348,7 +348,7 @@ fn limit_with_from_call_has_neither_keys_nor_rules() {
             "has no keys or rules",
         ),
         ("", "global = true", "cannot be global"),
-        ("unknown = \"a\"\n", "", "or `unknown`"),
+        ("unknown = \"a\"\n", "", "or that of unlisted keys"),
     ] {
         let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");
         let errors = Rules::parse(&text).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Upper bounds of what an algorithm admits.
+//! Upper bounds on the number of requests that an algorithm admits.
 
 use std::time::Duration;
 

@@ -146,7 +146,7 @@ fn call_gets_the_earliest_slot_that_all_limits_admit() {
                 let all = &mut granted[place(*it)];
                 between += u32::from(all.last().is_some_and(|(last, _)| *last > expected));
                 *all = with(all, (expected, requests));
-                // Old slots have no effect.
+                // Older slots have no effect any more.
                 all.retain(|(at, _)| *at + 500 > now);
             }
             later += u32::from(expected > from);
@@ -221,7 +221,7 @@ fn bookings_far_ahead_do_not_delay_other_users() {
         let mut limits = Limits::new(10);
         let user = limits.add(bucket(SECOND, 1)).unwrap();
         let app = limits.add(whole).unwrap();
-        // Never exactly at a booked slot.
+        // Calls are never made exactly at a booked slot.
         let mut now = 1_000_000 * SECOND;
         let day = Duration::from_secs(86_400);
         let mut booked = 0;
@@ -258,7 +258,7 @@ fn booking_is_refused_while_the_list_is_full() {
     };
     let retry_after = Duration::from_secs(1);
     assert_eq!((limit, reason), (app, Refusal::Wait { retry_after }));
-    // Its earliest slot is still reported.
+    // The earliest slot of the refused call is still reported.
     assert_eq!(
         limits.peek(&both, now),
         Ok((now + 4_097 * SECOND, Some(user)))

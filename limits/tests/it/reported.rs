@@ -1,4 +1,4 @@
-//! Tests of reported calls under a limit with bookings far ahead.
+//! Tests of reported calls under a limit with bookings in the far future.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn bucket(rate: &str, burst: u64) -> Algorithm {
     Algorithm::token_bucket(rate, burst).expect("a valid rate")
 }
 
-/// A limit in which one call is booked a day ahead.
+/// A limit under which one call is booked a day ahead.
 fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
     let mut limits = Limits::new(10);
     let id = limits.add(algorithm).expect("valid parameters");
@@ -101,7 +101,7 @@ fn reports_and_changes_keep_the_gap_before_a_waiting_call() {
     }
 }
 
-/// A token bucket as a list of calls, which reports do not overdraw.
+/// A model of a token bucket: a list of calls. Reported calls do not overdraw the bucket.
 struct Model {
     interval: u64,
     burst: u64,
@@ -164,7 +164,7 @@ fn admitted_calls_respect_reported_usage() {
             model.calls.push((at, requests, false));
             let mut after = model.too_early();
             assert_eq!(after.pop(), Some((model.calls.len() - 1, 0)), "seed {seed}");
-            // It does not delay waiting calls.
+            // The new call does not delay waiting calls.
             for (was, is) in before.iter().zip(&after) {
                 assert!(is <= was, "seed {seed}: {was:?} {is:?}");
             }
@@ -213,7 +213,7 @@ fn reports_in_several_steps_do_not_overflow() {
         let reported = limits.record(&[demand(id, 0, u64::MAX)], at, at);
         reported.expect("the table has capacity");
     }
-    // Until the latest step leaves the window.
+    // A call waits until the latest step leaves the window.
     for (second, next) in [(2, 10), (11, 1), (12, 0)] {
         let now = START + second * SECOND;
         let (at, _) = limits

@@ -1,4 +1,4 @@
-//! Tests that restored states decide like live ones, and follow changed limits like a live change.
+//! Tests that restored states lead to the same decisions as live ones, also after a change of limits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -86,7 +86,7 @@ fn save(limits: &mut Limits<u32>, saved: &mut Saved) {
     });
 }
 
-/// The same limits in another process.
+/// Restores states saved under the limits `was`, under the limits `all`, like another process.
 fn restored(all: &[Limit], was: &[Limit], saved: &Saved, now: u64) -> Limits<u32> {
     let mut limits = Limits::new(1_000);
     limits.track_changes();
@@ -101,7 +101,7 @@ fn restored(all: &[Limit], was: &[Limit], saved: &Saved, now: u64) -> Limits<u32
     limits
 }
 
-/// Makes the same random call to both.
+/// Makes the same random call to both limiters.
 fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>; 2]) {
     let key = random.u32(..3);
     let demands: Vec<_> = ids
