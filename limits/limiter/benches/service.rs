@@ -1,8 +1,8 @@
 //! Throughput, latency and CPU cost of decisions by `limiter serve` over HTTP, compared with decisions in Redis.
 //!
 //! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for this time (default: 5), with
-//! random counters of one limit that grants every call. If the path of another build of `limiter` is given, it runs
-//! that build, too. One thread runs the 32 clients:
+//! random counters of one limit that grants every call. With the path of another build of `limiter`, it runs that build
+//! instead. One thread runs the 32 clients:
 //!
 //! | backend | decision |
 //! |---|---|
@@ -49,7 +49,7 @@ const COUNTERS: u64 = 100_000;
 const CLIENTS: usize = 32;
 const SCHEDULED_PER_SECOND: u32 = 5_000;
 
-/// Times of scheduled calls, relative to the start. Each is received by a client without a call.
+/// Times of scheduled calls, relative to the start. An idle client receives each of them.
 type Schedule = Mutex<Receiver<Duration>>;
 
 fn main() -> Result<()> {
@@ -117,7 +117,7 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
 }
 
 /// Runs all clients, which return an error unless a call for a counter is granted immediately, and prints the results. With
-/// an interval, calls are scheduled this far apart, and wait while every client has one.
+/// an interval, calls are scheduled this far apart, and wait while all clients are busy.
 fn measure(
     runtime: &Runtime,
     name: &str,

@@ -63,7 +63,7 @@ pub enum Command {
     Serve,
     /// Replay recorded calls through all algorithms or through a limits file, and print statistics
     ///
-    /// Prints one row per algorithm, or one for the limits file. `worst window` is the maximum number of requests of one key in any window of --window; `delay` is the delay of released calls.
+    /// Prints one row per algorithm, or one for the limits file. `worst window` is the maximum number of requests of one key in any period of --window; `delay` is the delay of released calls.
     #[command(after_long_help = REPLAY_EXAMPLE)]
     Replay(ReplayArgs),
 }

@@ -1,4 +1,4 @@
-//! The program `limiter`.
+//! The program `limiter`: checks, serves and replays rate limits.
 
 use std::{fs, path::Path, process::ExitCode};
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     if first.as_ref().is_some_and(|command| command == "serve") {
         return serve::main(program.into_iter().chain(arguments));
     }
-    // The health check of the container image, which is the same for all programs.
+    // The container image runs the same health check, without a command, for every program.
     if first.is_some_and(|flag| flag == "--probe") {
         return serve::main(std::env::args_os());
     }
@@ -107,7 +107,7 @@ fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
     }
     ensure!(
         !candidates.is_empty(),
-        "no algorithm named `{part}` supports this rate; the algorithms are {}",
+        "no algorithm with `{part}` in its name supports this rate; the algorithms are {}",
         limits::ALGORITHMS.join(", ")
     );
     Ok(candidates)

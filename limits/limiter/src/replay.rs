@@ -24,7 +24,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A limit of one rule per key, in the format of a limits file: `rate = "300/s", algorithm = "spacing"`.
+    /// One limit for each key, whose rule is in the format of a limits file: `rate = "300/s", algorithm = "spacing"`.
     ///
     /// # Errors
     /// When the rule is invalid.
@@ -106,7 +106,7 @@ impl Flow {
     }
 }
 
-/// Releases of a key in the window that ends with the latest one.
+/// Releases of a key in the window that ends with the latest release.
 #[derive(Debug, Default)]
 struct SlidingWindow {
     releases: VecDeque<(u64, u64)>,

@@ -27,7 +27,7 @@ pub struct Trace {
     pub calls: Vec<Call>,
     /// Their keys.
     pub keys: Vec<String>,
-    /// Number of calls that were earlier than the call before them, and got its time.
+    /// Number of calls with a time before that of the previous call. They get the time of that call.
     pub late: u64,
 }
 

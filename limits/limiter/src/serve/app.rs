@@ -1,7 +1,7 @@
 //! Composition of the components of `limiter serve`: startup, tasks and drain.
 //!
-//! The state is restored, and the restored state written, before any port opens. A drain stops accepting connections,
-//! responds to waiting reservations, and syncs the state.
+//! Startup restores the state, and writes the changes made by the restore, before any port opens. A drain stops accepting
+//! connections, responds to waiting reservations, and syncs the state.
 
 mod startup;
 
@@ -32,7 +32,7 @@ use super::{
     sharing::Decider,
 };
 
-/// Time between two comparisons with the system clock, and two evictions of idle counters.
+/// Interval of comparisons with the system clock, and of evictions of idle counters.
 const TICK_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Minimum usage, in thousandths of a quota, at which `/readyz` names the counter.

@@ -15,8 +15,8 @@ use runtime::unix_micros;
 /// Minimum difference at which the system clock is followed, or reported as behind.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
-/// Maximum lead of the previous run's clock over the system clock at which a restart continues that clock. Without this
-/// maximum, a system clock that was once a day ahead would shift aligned windows for a day.
+/// A restart continues the previous run's clock if that clock is ahead of the system clock by at most this. Without
+/// this maximum, a system clock that was once a day ahead would shift aligned windows for a day.
 pub const AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// A monotonic clock.
@@ -54,7 +54,7 @@ impl Clock {
         Duration::from_nanos(self.now().saturating_sub(system_nanos()))
     }
 
-    /// Compares with the system clock, logs changes, and counts jumps. One task calls this periodically.
+    /// Compares with the system clock, follows it forward, and logs changes. One task calls this periodically.
     pub fn follow(&self) {
         self.compare(system_nanos());
     }

@@ -36,7 +36,7 @@ pub struct Config {
     pub feedback_ttl_max: Duration,
     /// Admin port and shutdown.
     pub admin: AdminArgs,
-    /// Settings of every program.
+    /// Settings that all programs have.
     pub common: Common,
 }
 

@@ -46,7 +46,7 @@ pub use self::{
     usage_summary::{LimitUsage, TopCounter, UsageSummary},
 };
 
-/// Counters checked for idleness at each [`tidy`](Engine::tidy). Calls wait until evictions are written, 2 ms for a thousand.
+/// Counters checked for idleness at each [`tidy`](Engine::tidy). Calls wait until evictions are written: 2 ms per thousand.
 const IDLE_SCAN_MAX: usize = 128;
 
 /// Settings of an engine.
@@ -69,7 +69,7 @@ pub struct Options {
 pub struct Target<'a> {
     /// Name of the limit.
     pub limit: &'a str,
-    /// Name of the counter; each has an allowance of its own.
+    /// Name of the counter; each counter has its own quota.
     pub counter: &'a str,
 }
 
@@ -119,7 +119,7 @@ pub enum CallError {
     TooManyRules,
     /// The rule in the call is missing or not applicable; with the reason.
     InvalidRule(String),
-    /// The first slot is after the maximum wait. If a queue is full: the time at which it has capacity again.
+    /// The first slot is after the maximum wait. If a queue is full, the slot is the time at which it has capacity again.
     OverMaxWait(Slot),
     /// The call is for more requests than a rule ever grants in one burst.
     OverBurst {
@@ -157,7 +157,7 @@ pub struct Counts {
     pub feedback_applied: u64,
 }
 
-/// All limits and counters; see the module.
+/// All limits and counters; see the module documentation.
 #[derive(Debug)]
 pub struct Engine {
     state: Mutex<EngineState>,
@@ -205,7 +205,7 @@ impl Engine {
         Self { state }
     }
 
-    /// Replaces the limits, which have no [`errors`], and [saves](Self::save_sources) their sources in the same change, so
+    /// Replaces the limits, which must have no [`errors`]. [Saves](Self::save_sources) their sources in the same change, so
     /// that a restore gets both or neither. Usage is carried over as a number of requests.
     pub fn change(&self, limits: &[NamedLimit], sources: Vec<u8>, now: u64) {
         let mut state = self.state();

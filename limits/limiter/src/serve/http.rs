@@ -3,8 +3,8 @@
 //! All resources that an untrusted client can use are bounded: connections in total and per address, size and time of
 //! headers and body, waiting reservations, counters, and the time that responses stay unread.
 //!
-//! Without tokens the port listens on loopback, and requests from pages of other sites are rejected. They have another
-//! host name, and cannot have a JSON content type, which every request with an effect must have.
+//! Without tokens, the port listens on loopback and rejects requests from pages of other sites. It recognizes them by
+//! site and host headers, and by a body whose content type is not JSON.
 
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::Incoming;
@@ -27,7 +27,7 @@ use super::{
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 impl Service {
-    /// Handles a request. A reservation that waits returns at its slot, or when `stop` is cancelled.
+    /// Handles a request. A waiting reservation returns at its slot, or when `stop` is cancelled.
     pub(super) async fn http(&self, request: Request<Incoming>, stop: &CancellationToken) -> Reply {
         let began = Instant::now();
         let (head, body) = request.into_parts();

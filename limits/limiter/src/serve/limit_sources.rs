@@ -3,9 +3,9 @@
 //! The limits file and a MongoDB collection define limits by name. If both define a name, the collection takes precedence.
 //! Everything that does not belong to one limit comes from the file.
 //!
-//! - A version of a source takes effect completely or not at all: file and collection are validated together. A rejected
-//!   version is tried again when the other source changes.
-//! - The `--state` directory has the last valid version of the collection, so that a start does not depend on MongoDB.
+//! - A version of a source takes effect completely or is rejected: file and collection are validated together. A rejected
+//!   version is validated again when the other source changes.
+//! - The `--state` directory has the last valid version of the collection, so a start does not depend on MongoDB.
 
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
@@ -38,7 +38,7 @@ struct ActiveVersion {
     effective: Arc<EffectiveLimits>,
     /// Why the newest version of the collection is not in effect.
     rejected: Option<String>,
-    /// When the collection was last read, or else the start; `None` without a collection.
+    /// Time of the last read of the collection, initially of the start; `None` without a collection.
     read_at: Option<Instant>,
 }
 
@@ -55,7 +55,7 @@ pub fn initial_limits(
     let collection = if has_collection && !saved.is_empty() {
         let corrupt = |_| {
             ConfigErrors(vec![
-                "the saved limits of the collection are corrupt".to_owned(),
+                "the limits of the collection saved in --state are corrupt".to_owned(),
             ])
         };
         serde_json::from_slice(saved).map_err(corrupt)?
@@ -103,11 +103,11 @@ impl LimitSources {
         self.active().read_at.map(|read_at| read_at.elapsed())
     }
 
-    /// Activates a version of the file, with the newest version of the collection if they are valid together, or else with
-    /// its active version.
+    /// Activates a version of the file, with the newest version of the collection if they are valid together, otherwise
+    /// with the active version of the collection.
     ///
     /// # Errors
-    /// When it is invalid together with either version.
+    /// When the file is invalid together with either version.
     pub fn set_file(&self, file: &Table) -> Result<(), ConfigErrors> {
         let newest = self.newest_collection();
         let newest = newest.as_ref().ok();

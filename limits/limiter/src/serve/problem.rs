@@ -16,11 +16,11 @@ const SPREAD_SECONDS_MAX: u64 = 4;
 runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
-        "No quota was used. The detail names the exhausted rule, and until when. Retry after the time in Retry-After, or with a larger max_wait. While a \
-         global limit exists, slots are at most 30 s ahead, and a token cannot reserve more of these slots than it leaves free."
+        "Only rules with count_refused count the call. The detail has the exhausted rule and the next slot. Retry after Retry-After, or \
+         with a larger max_wait. With a global limit, slots are at most 30 s ahead, and a token must leave as many free as it books."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
-        "The operator of the limiter defines the limits. A counter is created on first use."
+        "Check the name: the operator of the limiter defines the limits. Only counters are created on first use."
     NOT_FOUND NOT_FOUND "not-found"
         "Unknown path"
         "See /v1/openapi.json for all paths."
@@ -63,7 +63,7 @@ runtime::problem_kinds! {
         "Use 127.0.0.1, ::1 or localhost as the host."
     COUNTER_LIMIT SERVICE_UNAVAILABLE "counter-limit-reached"
         "All counters are in use"
-        "Unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
+        "Retry later: unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
     NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
         "The limiter cannot write its state"
         "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log has the cause."
@@ -73,7 +73,7 @@ runtime::problem_kinds! {
          still have been counted."
 }
 
-/// A problem that is over soon. Retry-After is a few seconds, which differ between clients.
+/// A temporary problem. Retry-After varies from 1 to 5 s, so that clients do not retry together.
 pub(super) fn transient(kind: &'static Kind, now: u64) -> Problem {
     Problem::new(kind, "").retry_after(1 + now % (SPREAD_SECONDS_MAX + 1))
 }

@@ -18,14 +18,14 @@ use super::{
 /// Maximum bytes of a counter's name.
 const COUNTER_BYTES_MAX: usize = 256;
 
-/// Maximum number of limits of a call in addition to that of its path.
+/// Maximum number of limits of a call in addition to the limit in its path.
 const ALSO_MAX: usize = 15;
 
 /// Largest maximum wait of a reservation, and its default.
 const MAX_WAIT_BOUND: Duration = Duration::from_secs(86_400);
 const MAX_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Methods of everything that is only read.
+/// Methods of read-only resources.
 pub(super) const GET: &str = "GET, HEAD";
 
 /// The last segment of a path below a counter.
@@ -75,7 +75,7 @@ pub enum CallKind {
         requests: u64,
         /// Maximum wait for the slot.
         max_wait: Duration,
-        /// Whether to delay the response until the slot.
+        /// Whether the response waits until the slot.
         is_held: bool,
     },
     /// Counts calls already made.
@@ -267,7 +267,7 @@ fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
 pub struct Query {
     /// Further counters of the call.
     also: Vec<CounterName>,
-    /// Number of requests; for a delay only.
+    /// Number of requests; only for `delay`.
     n: Option<u64>,
     /// Rule for the counter of the path.
     interval: Option<u64>,
@@ -356,8 +356,8 @@ impl Reserve {
     }
 }
 
-/// Whether the Content-Type of a request is JSON. A request without a body needs none, except from a browser: a page of
-/// another site could send it.
+/// Whether the Content-Type of a request is JSON. A request without a body needs no Content-Type, except from a browser:
+/// a page of another site could send it.
 pub(super) fn is_json(headers: &HeaderMap, has_body: bool) -> bool {
     if !has_body && !headers.contains_key(header::CONTENT_TYPE) {
         return !headers.contains_key(header::ORIGIN);

@@ -22,7 +22,7 @@ use super::{engine::Engine, store::Store};
 /// Time between two syncs.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time after which a write counts as hanging, a response stops waiting for it, and a limiter without a sync is not ready.
+/// Time after which a write counts as hanging and its responses fail. A limiter without a sync for this time is not ready.
 const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Writes and syncs changes.
@@ -216,7 +216,7 @@ impl Saver {
         unwind(sync.await)
     }
 
-    /// Runs an operation during which a field of [`Progress`] has its start.
+    /// Runs an operation. While it runs, a field of [`Progress`] has its start.
     fn timed(
         &self,
         since: fn(&mut Progress) -> &mut Option<Instant>,
@@ -234,7 +234,7 @@ impl Saver {
     }
 }
 
-/// The result of a blocking task, whose panic continues here.
+/// The result of a blocking task. If the task panicked, panics here.
 fn unwind<T>(ended: Result<T, JoinError>) -> T {
     ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic()))
 }

@@ -42,18 +42,18 @@ struct SharedDecider {
     undecided: AtomicU64,
 }
 
-/// Rejects a change of `[sharing]` from or to exact mode, which is only read at startup.
+/// Rejects a change of `[sharing]` from, to or in exact mode, which is only read at startup.
 pub(super) fn check_unchanged(before: &Rules, after: &Rules) -> Result<(), ConfigErrors> {
     let is_exact = |rules: &Rules| exact(rules.sharing.as_ref()).is_some();
     if before.sharing == after.sharing || !(is_exact(before) || is_exact(after)) {
         return Ok(());
     }
-    let error = "sharing: exact sharing is only read at startup: restart the limiter";
+    let error = "sharing: exact sharing cannot change at run time: restart the limiter";
     Err(ConfigErrors(vec![error.to_owned()]))
 }
 
 impl Decider {
-    /// Creates a decider for this `[sharing]` table, which is valid.
+    /// Creates a decider for this valid `[sharing]` table.
     pub fn new(engine: Arc<Engine>, clock: Arc<Clock>, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
             tracing::info!("lease mode is for producers; this limiter does not share its limits");
@@ -115,8 +115,8 @@ impl Decider {
         })
     }
 
-    /// Decides on a call of a token. Returns its slot (after reported calls and feedback, the slot of the next call),
-    /// and whether requests were reserved or counted, or feedback added a restriction.
+    /// Decides on a call of a token. Returns its slot (after reported calls and feedback, the slot of the next call), and
+    /// whether it had an effect: reserved or counted requests, or a restriction added by feedback.
     ///
     /// # Errors
     /// When the call is rejected, or there is no decision.

@@ -1,7 +1,7 @@
 //! The embedded store of records in the `--state` directory.
 //!
-//! Written records survive the end of the process, synced ones also a failure of the machine. After a failed write the
-//! content of the disk is unknown, so the store must be opened again.
+//! Written records survive the end of the process; synced records also survive a failure of the machine. After a failed
+//! write the content of the disk is unknown, so the store must be opened again.
 
 use std::{
     fs::{self, File},
@@ -17,8 +17,8 @@ use super::engine::Changes;
 /// Size of the block cache. Only compactions and the start read.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Bytes of records in memory before they are written to a file: most are replaced soon. Each time, calls wait for about 3 ms
-/// per MiB.
+/// Bytes of records in memory before they are written to a file: most are replaced before that. Each such write delays calls
+/// by about 3 ms per MiB.
 const MEMTABLE_BYTES: u64 = 4 << 20;
 
 /// An open store; it locks its directory.
@@ -75,7 +75,7 @@ impl Store {
         batch.commit()
     }
 
-    /// Syncs all written changes to disk. Writes continue, while a sync by the database would lock its journal.
+    /// Syncs all written changes to disk without blocking writes. A sync by the database would lock its journal.
     ///
     /// # Errors
     /// When the sync fails; the store is unusable then.

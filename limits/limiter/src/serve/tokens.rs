@@ -15,7 +15,7 @@ use super::problem::{FORBIDDEN, Problem};
 /// A token file.
 pub type File = token::File<Permissions>;
 
-/// The client of a token; by default one of a port without tokens.
+/// The client of a token; the default is the client of a port without tokens.
 pub type Client = token::Client<Permissions>;
 
 /// Permissions of a token.

@@ -183,7 +183,7 @@ fn slot_is_the_latest_over_all_limits_of_the_call_and_names_the_rule() {
         (fourth.at, fourth.binding),
         (START + 86_400 * SECOND, Some(rule("a", "day")))
     );
-    // Other counters have allowances of their own, and share the global limit.
+    // Other counters have their own quotas, and share the global limit.
     let now = START + 20 * SECOND;
     let at: Vec<u64> = ["x", "y", "z"]
         .map(|counter| slot(&engine, &[of("a", counter)], now).at)

@@ -1,4 +1,4 @@
-//! Command-line flags. The group of a flag says whether it can be reloaded.
+//! Command-line flags. The group of a flag determines whether a reload changes it.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -63,7 +63,7 @@ pub struct ApiArgs {
     )]
     pub ratelimit_fields: HeaderFormat,
 
-    /// Maximum number of connections. Each processes one request at a time
+    /// Maximum number of connections to the API port. Each processes one request at a time
     #[arg(
         long,
         value_name = "COUNT",
@@ -73,7 +73,7 @@ pub struct ApiArgs {
     )]
     pub connections: usize,
 
-    /// Maximum number of connections from one address
+    /// Maximum number of connections to the API port from one address
     #[arg(
         long,
         value_name = "COUNT",
@@ -134,11 +134,11 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters: a key of a limit with three rules has three. At the maximum, unused counters are evicted
+    /// Maximum number of counters: a key of a limit with three rules has three. At the maximum, new counters replace unused ones
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
-    /// Maximum memory for counters of the algorithms sliding_log and step_window, which take 8 bytes per call or step
+    /// Maximum memory for counters of the algorithms sliding_log (8 bytes per call) and step_window (16 bytes per step)
     #[arg(
         long,
         value_name = "BYTES",

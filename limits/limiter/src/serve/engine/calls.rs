@@ -38,8 +38,8 @@ impl Engine {
 
     /// Reserves the first slot for `requests` under all `targets` if it is within `max_wait`, or nothing.
     ///
-    /// A `token` books slots of global limits up to [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and not more of
-    /// them than it leaves to other tokens.
+    /// A `token` books slots of global limits up to [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and leaves at
+    /// least as many of them to other tokens.
     ///
     /// # Errors
     /// When nothing is reserved.

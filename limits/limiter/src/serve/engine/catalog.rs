@@ -57,7 +57,7 @@ pub fn errors(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();
     let count = rules.limits.len();
     if count > LIMITS_MAX {
-        errors.push(format!("{count} limits; the maximum is {LIMITS_MAX}"));
+        errors.push(format!("too many limits: {count} exceed {LIMITS_MAX}"));
     }
     for limit in &rules.limits {
         if limit.name.contains('/') || limit.name.len() > LIMIT_BYTES_MAX {
@@ -192,7 +192,7 @@ impl Catalog {
         core.change_all(&changes, now).expect(CHECKED);
     }
 
-    /// Returns the id of a rule, with a change of the core if its current limit differs.
+    /// Returns the id of a rule. If its current limit differs, adds a change of the core to `changes`.
     fn assign(
         &mut self,
         core: &mut Core,

@@ -8,7 +8,7 @@ use limits::{
 };
 use limits_sharing::{Address, exact::ExactRule};
 
-/// Panic message where validated limits turn out to be invalid.
+/// Panic message if validated limits turn out to be invalid.
 pub(super) const CHECKED: &str = "limits are validated when they are read";
 
 /// Maximum bytes of a rule's id if a server counts.

@@ -1,7 +1,7 @@
-//! Limits with `from_call`, whose calls provide the rule: at most `requests` per `interval` seconds, by a step window.
+//! Limits with `from_call`, whose calls provide the rule: at most `requests` per `interval` seconds.
 //!
-//! Each rule becomes a separate limit, whose name is the configured limit, a space and the rule. The slash in the rule
-//! distinguishes the name from those of configured limits. A counter keeps its first rule while it is in use.
+//! Each rule becomes a separate limit. Its name is that of the configured limit, a space and the rule. The slash in the
+//! rule distinguishes the name from those of configured limits. A counter keeps its first rule while it is in use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -65,7 +65,7 @@ impl CallRule {
         Some((base, rule.ok()?))
     }
 
-    /// The limit for this rule. Every rule is within the bounds of a step window.
+    /// The limit for this rule, a step window. Every rule is within its bounds.
     fn limit(self, base: &NamedLimit) -> NamedLimit {
         let window = Duration::from_secs(self.interval);
         let algorithm = Algorithm::StepWindow {
@@ -108,7 +108,7 @@ impl CallLimit {
 }
 
 impl EngineState {
-    /// Creates the limit of a target that is named by [`CallRule::limit_name`], unless it exists.
+    /// Creates the limit of a target whose name is a [`CallRule::limit_name`], unless the limit exists.
     ///
     /// # Errors
     /// When the rule is not accepted for this counter.
@@ -147,7 +147,7 @@ impl EngineState {
         }
         if !self.has_capacity(base) {
             return Err(CallError::InvalidRule(format!(
-                "{base:?} already has {RULES_MAX} rules that are in use or were used in the last ten minutes: use one of them, or retry later"
+                "{base:?} already has {RULES_MAX} rules that are in use or less than ten minutes old: use one of them, or retry later"
             )));
         }
         self.add_call_limit(base, rule, now);
@@ -203,7 +203,7 @@ impl EngineState {
         limits.any(|limit| limit.from_call && limit.name == name)
     }
 
-    /// Recreates the limit that a record names, if a call created it. Its age is unknown, so it can be dropped at any time.
+    /// Recreates the limit that a record names, if a call created it. The age of its rule is unknown, so it can be dropped at any time.
     pub(super) fn restore_call_limit(&mut self, name: &str) {
         if let Some((base, rule)) = CallRule::parse(name)
             && self.has_capacity(base)

@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
 
 use limits::{LimitId, Remaining};
 
-/// Maximum number of counters remembered; the server counts all. A shard with half of its share of counters moves them
-/// to `older` and drops the previous `older`.
+/// Maximum number of remembered counters; the server has the usage of all. Each shard has an
+/// equal part: half in `newer`, half in `older`. A full `newer` replaces `older`.
 const COUNTERS_MAX: usize = 20_000;
 
 /// Number of shards, by hash of the counter. The lock is held for one shard at a time.
@@ -20,7 +20,7 @@ pub(super) struct LastUsage {
     pub(super) more_at: u64,
     /// When the counter has no usage any more.
     pub(super) free_at: u64,
-    /// When the server reported this.
+    /// When the server reported this usage.
     pub(super) observed_at: u64,
 }
 

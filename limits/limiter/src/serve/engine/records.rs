@@ -34,13 +34,13 @@ enum Key<'a> {
 /// Result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Counters in use, one per rule of a limit.
+    /// Number of counters in use, one per rule of a limit.
     pub counters: usize,
-    /// Records of limits and rules that no longer exist.
+    /// Number of records of limits and rules that no longer exist.
     pub dropped: usize,
     /// Minimum time for further calls.
     pub clock: u64,
-    /// How far the saved time was ahead, if by more than [`AHEAD_MAX`]; otherwise zero.
+    /// How far the saved time was ahead of the start, if by more than [`AHEAD_MAX`]; otherwise zero.
     pub ahead: Duration,
 }
 

@@ -7,8 +7,8 @@ use runtime::rate_limit::Quota;
 use super::{Binding, Engine, Target};
 
 impl Engine {
-    /// Returns the remaining quota under the rule in `binding`, or without `binding` under the rule of `targets` with
-    /// the fewest remaining requests. `None` if the targets have no rules. With `from_server`, the quota is the one
+    /// Returns the remaining quota under the rule in `binding` or, without one, under the rule of `targets` with the
+    /// fewest remaining requests. `None` if the targets have no rules. With `from_server`, the quota is the one
     /// last reported by the sharing server.
     pub fn remaining(
         &self,

@@ -24,7 +24,7 @@ pub struct PendingDecision {
     /// Whether a peek counts as a delay query.
     is_counted: bool,
     token: Option<Arc<str>>,
-    /// Time for which slots of global limits are booked until the decision: the latest that the call may get.
+    /// The latest slot that the call may get. Until the decision, slots of global limits are booked at this time.
     booked_at: Option<u64>,
     /// Ends of the feedback restrictions from which requests are subtracted until the decision.
     restrictions: Vec<u64>,
@@ -141,7 +141,7 @@ impl Engine {
 }
 
 impl EngineState {
-    /// Holds capacity until the decision, so that concurrent calls do not share it.
+    /// Holds capacity until the decision, so that concurrent calls do not use the same capacity.
     fn hold(
         &mut self,
         call: &ResolvedCall,

@@ -42,7 +42,7 @@ pub(in super::super) struct CollectionWatcher {
 enum ReadError {
     /// The server is unavailable, or rejected a command.
     Server(String),
-    /// The collection has something other than limits.
+    /// The collection has invalid documents, or too many.
     Content(String),
 }
 
@@ -50,7 +50,7 @@ impl CollectionWatcher {
     /// Creates a watcher. The driver connects in the background.
     ///
     /// # Errors
-    /// When the connection string is invalid; without its content, which may be secret.
+    /// When the connection string is invalid. The error omits it, because it may contain a password.
     pub(in super::super) async fn new(
         config: &config::Collection,
         sources: Arc<LimitSources>,
@@ -93,7 +93,7 @@ impl CollectionWatcher {
                         tracing::warn!(
                             collection = %name,
                             why,
-                            "cannot read the collection of limits, retrying; keeping the limits read last"
+                            "cannot read the collection of limits, retrying; keeping the last limits read"
                         );
                     }
                     sleep(POLL_INTERVAL).await;

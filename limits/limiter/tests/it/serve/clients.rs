@@ -123,7 +123,7 @@ async fn client_generated_from_the_description_uses_all_operations() -> Result<(
 async fn examples_reserve_a_slot_before_each_call() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let url = format!("http://{}", limiter.address);
-    // A page of the limiter stands in for a partner.
+    // A page of the limiter is used as a partner.
     let partner = format!("{url}/v1/problems/counter-limit-reached");
     let output = tokio::task::spawn_blocking(move || {
         let examples = source("../../examples/limiter");

@@ -46,7 +46,7 @@ async fn counter_keeps_the_rule_of_its_calls_across_a_kill() -> Result<()> {
         increment(&mut client, "one", day).await?;
     }
     ensure!(delay(&mut client, "one", day).await? > 80_000);
-    // Another counter has a rule of its own.
+    // Another counter has its own rule.
     for _ in 0..2 {
         assert_eq!(delay(&mut client, "two", minute).await?, 0);
         increment(&mut client, "two", minute).await?;
