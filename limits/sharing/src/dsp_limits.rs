@@ -1,4 +1,4 @@
-//! Limits in the contracts of producers: additional checks, and the configuration of leases.
+//! Limits of DSPs in a producer: additional checks, and the configuration of leases.
 
 use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 
@@ -7,8 +7,8 @@ use crate::{Address, lease, terms::Terms};
 /// Maximum number of DSPs with a limit.
 pub const DSPS_MAX: usize = 4096;
 
-/// Maximum number of shares in a group with `members_max`. For each request, the server processes all of them within `timeout` and is blocked
-/// during that time.
+/// Maximum number of shares in a group with `members_max`. For each request, the server must process all of them within `timeout`; other
+/// requests wait.
 const SHARES_MAX: u64 = 4096;
 
 /// Reasons why a producer rejects valid rules; empty if it accepts them.
@@ -18,7 +18,7 @@ pub fn check(rules: &Rules) -> Vec<String> {
     for limit in &rules.limits {
         if limit.from_call {
             errors.push(format!(
-                "limits.{}: from_call is for limiter serve; a producer has no calls with rules",
+                "limits.{}: from_call is for limiter serve, where calls provide rules: remove it",
                 limit.name
             ));
         }
@@ -87,7 +87,7 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
             match (algorithm.share(1), sharing.members_max) {
                 (Some(_), _) => {}
                 (None, None) => errors.push(format!(
-                    "limits.{name}: {id}: a {} cannot be leased: set sharing.members_max, so that each producer enforces a guaranteed share",
+                    "limits.{name}: {id}: a {} cannot be leased: set sharing.members_max, so that each producer enforces 1/members_max of it",
                     algorithm.name()
                 )),
                 (None, Some(members)) => {

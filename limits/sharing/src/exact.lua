@@ -1,5 +1,5 @@
 -- Decides on one call under any number of limits: all of them count it, or none. The crate `limits` makes the same decisions, in
--- nanoseconds; tests/redis.rs compares both.
+-- nanoseconds; tests/it/scripts.rs compares both.
 --
 -- KEYS: one state per limit and key of the call, all in one hash slot.
 -- ARGV[1..4]: the operation, and three numbers:
@@ -205,7 +205,7 @@ local function charge_reported(it, n)
   if it.sealed then charge_usage(it, it.usage, n) else recompute(it) end
 end
 
--- Converts a usage under another kind, window or rate: the number of used requests is ttl.
+-- Converts a usage under another kind, window or rate: the number of used requests is kept.
 local function carry_over(it, usage, kind, a, b)
   if kind == it.kind and b == it.b and (a == it.a or kind == 'window') then return end
   if kind == 'pace' and it.kind == 'pace' then

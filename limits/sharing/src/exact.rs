@@ -6,7 +6,7 @@
 //! been counted.
 //!
 //! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to half
-//! of the budget to send its request; if that is not enough, the call was not counted. A server that replies to other calls counts as available.
+//! of the budget for a permit; without one, the call was not counted. A server that replies to other calls counts as available.
 //!
 //! No limits or keys are stored here: each call contains its rules, so they can change at any time. The server stores the state of a key
 //! while it has usage. If a rule changes but keeps its name, the number of used requests is carried over.

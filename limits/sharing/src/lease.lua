@@ -1,8 +1,8 @@
--- The ledger of a group: processes one request of one member. tests/model/mod.rs is the same in Rust, with a proof.
+-- The ledger of a group: processes one request of one member. tests/it/model/mod.rs is its model in Rust, with a proof.
 --
--- KEYS[1]: a hash with the field `group`, and a field `m:NAME` for each member, all packed. Their keys are a stored format. In a member's
--- record, `seen` and `heard` are the time of its last request by the server's clock and by the ledger's; `applied` is the grant that it
--- uses, `told` the grant in the last reply; `wants` has { demand, share in use } for each limit.
+-- KEYS[1]: a hash with the field `group`, and a field `m:NAME` for each member, all packed. Names in these tables are a stored format.
+-- In a member's record, `seen` and `heard` are the time of its last request by the server's clock and by the ledger's clock. `applied` is
+-- the grant that it uses, and `told` the grant in the last reply. `wants` has { demand, share in use } for each limit.
 -- ARGV: refresh, ttl, timeout, forget_after, members_max; member, instance, number, applied, leaves (0 or 1); then for each limit its name,
 -- share in use, fallback share, demand. Times are in microseconds, shares in millionths; all numbers are whole and below 2^53.
 -- Returns { status, now, run, is_learning, members }, then for each limit the lease, the fallback share, the sum of all shares, and the share
@@ -96,7 +96,7 @@ local function begin_generation()
   group.has_lost = false
 end
 
--- Some grants are unknown here. Reserves what is missing from the whole of each limit, and restarts the expiry of all members.
+-- Some grants are unknown here. Reserves each limit minus the known fallback shares, and restarts the expiry of all members.
 local function record_loss()
   group.has_lost = true
   local fallbacks = {}

@@ -16,11 +16,11 @@ const DEMAND_MAX: u64 = 1000 * WHOLE;
 pub enum ShareState {
     /// The lease is valid.
     Ok,
-    /// The lease has expired. Until the leases of all others have too, the member uses the smaller of its lease and its fallback share.
+    /// The lease has expired. Until all other leases have expired, the member uses the smaller of its lease and its fallback share.
     Expired,
     /// The member uses its fallback share.
     Fallback,
-    /// The member uses its guaranteed share, or nothing: it never had a lease, or the server has forgotten the member by now.
+    /// The member uses its guaranteed share, or nothing: it never had a lease, or had no reply for `forget_after`.
     Guaranteed,
     /// The server rejects the member, which uses nothing.
     Refused,
@@ -110,7 +110,7 @@ impl SharePlan {
         granted.shares.get(*self.indexes.get(limit)?).copied()
     }
 
-    /// Number of members, and whether the server was learning which exist, according to the last reply.
+    /// Number of members in the last reply, and whether the server was still learning which members exist.
     pub fn group(&self) -> Option<(u64, bool)> {
         let (_, granted) = self.granted.as_ref()?;
         Some((granted.members, granted.is_learning))
@@ -130,7 +130,7 @@ pub struct Member {
     number: u64,
     /// Number of the request whose grant is in use.
     applied: u64,
-    /// The request in flight, and when it was sent.
+    /// The request in flight, and the time at which it was sent.
     pending: Option<(LeaseRequest, u64)>,
     plan: SharePlan,
     demands: BTreeMap<String, u64>,

@@ -63,7 +63,7 @@ pub struct LimitShare {
     pub lease: u64,
     /// Share after the lease has expired.
     pub fallback: u64,
-    /// Sum of all members' shares: as reported by members with a recent request, and the maximum for the others.
+    /// Sum of all members' shares: the reported share of members with a recent request, the maximum share of the others.
     pub total: u64,
     /// Share reserved for members that the server does not know.
     pub reserved: u64,

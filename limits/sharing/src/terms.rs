@@ -1,6 +1,6 @@
 //! The settings that all members of a group must share, and the times derived from them.
 //!
-//! All times are in microseconds. Members and server derive the same values; the proof in `tests/model/mod.rs` depends on them.
+//! All times are in microseconds. Members and server derive the same values; the proof in `tests/it/model/mod.rs` depends on them.
 
 use std::time::Duration;
 
@@ -51,8 +51,7 @@ impl Terms {
         }
     }
 
-    /// How far the server's clock may jump forward within one lease without being detected, plus tolerance for clocks of different
-    /// speeds.
+    /// How far the server's clock may jump forward undetected during a lease, plus tolerance for clocks of different speeds.
     pub(crate) fn margin(&self) -> u64 {
         2 * self.refresh
     }
@@ -67,7 +66,7 @@ impl Terms {
         4 * self.refresh
     }
 
-    /// Time after its last answered request at which a member uses its fallback share. Before that, it uses at most its expired lease.
+    /// Time after its last request with a reply at which a member uses its fallback share. Before that, it uses at most its expired lease.
     ///
     /// By then, all leases that the server granted before it reserved the fallback share have expired, even if clock
     /// speeds differ by 2%.

@@ -128,7 +128,7 @@ impl Address {
     }
 }
 
-/// The URL without TLS, if it is one with TLS.
+/// The same URL without TLS; `None` unless it has TLS.
 fn without_tls(text: &str) -> Option<String> {
     SECURE.iter().find_map(|(secure, plain)| {
         let rest = text.trim().strip_prefix(secure)?;

@@ -49,7 +49,7 @@ impl Breaker {
             };
             if !is_reported {
                 is_reported = true;
-                tracing::warn!(%server, %error, "sharing server unavailable");
+                tracing::warn!(%server, %error, "sharing server unavailable, retrying");
             }
             sleep(OPEN_FOR).await;
         }

@@ -73,7 +73,7 @@ impl Tls {
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream);
         match timeout(within, stream).await {
             Ok(stream) => stream.map_err(|error| explain(&error)),
-            // A server without TLS waits for the end of what it parses as a command.
+            // A server without TLS parses the handshake as a command and waits for its end.
             Err(_) => Err(format!(
                 "no response to the handshake within {within:?}: check that the port uses TLS"
             )),

@@ -127,7 +127,7 @@ impl Callers {
         tokio::join!(calls(0), calls(1), calls(2), calls(3));
     }
 
-    /// Checks that no key exceeds the limit per start of an empty server. Returns the numbers of admitted calls and of calls without a reply.
+    /// Checks that no key exceeds the limit per start of an empty server. Returns the numbers of admitted calls and calls without a reply.
     pub(crate) fn check(&self, lives: u64) -> [u64; 2] {
         let gone = self.gone.lock().unwrap();
         let mut sum = [0, 0];

@@ -1,10 +1,7 @@
-//! Shared limits: the ledger's model alone, the scripts compared with it on a real server, simulations, and members with real servers that
-//! are killed, paused, replaced, emptied, or reached over a bad link. Tests with a server are skipped without its program.
+//! Tests of shared limits: the model of the ledger, the scripts compared with their models, simulations, and real servers that fail, are
+//! replaced or have a bad link. Tests with a real server are skipped if its program is missing.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test, in which all that fails is a failure"
-)]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod busy;
 mod exact;

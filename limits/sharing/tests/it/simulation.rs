@@ -41,10 +41,10 @@ struct Process {
     offset: u64,
     speed: u64,
     partitioned_until: u64,
-    /// Its requests arrive, but not the replies.
+    /// Until then, its requests arrive, but not the replies.
     replies_lost_until: u64,
     paused_until: u64,
-    /// An empty server needs a member that knows the others.
+    /// Until then, no fault affects it: an empty server needs a member that knows the others.
     is_witness_until: u64,
     hot: u64,
     /// Whether its file has the third limit.

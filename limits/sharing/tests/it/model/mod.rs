@@ -42,7 +42,7 @@ fn gap_max(terms: &Terms) -> u64 {
     terms.refresh + terms.refresh / 2
 }
 
-/// When the server forgets a member: later than the member stops using its fallback share, because their clocks may differ.
+/// When the server forgets a member: after the member has stopped using its fallback share, even if their clocks differ.
 fn expires_after(terms: &Terms) -> u64 {
     terms.forget_after + terms.forget_after / 8
 }
@@ -257,13 +257,13 @@ impl Ledger {
         }
     }
 
-    /// Some grants are unknown. Reserves what is missing from the whole of each limit, and restarts the expiry of all members.
+    /// Some grants are unknown. Reserves each limit minus the known fallback shares, and restarts the expiry of all members.
     fn record_loss(&mut self, now: u64) {
         self.has_lost = true;
         let mut safe: BTreeMap<String, u64> = BTreeMap::new();
         for record in self.members.values_mut() {
             record.seen = now;
-            // Others may use it by now.
+            // Other members may use this share by now.
             record.wants.values_mut().for_each(|(_, uses)| *uses = 0);
             for limit in record.limits() {
                 *safe.entry(limit.to_owned()).or_default() += record.fallback(limit);
@@ -313,7 +313,7 @@ impl Ledger {
         let (is_known, applied) = match known {
             Some(known) if known.latest.number == request.applied => (true, known.latest),
             Some(known) if known.applied.number == request.applied => (true, known.applied),
-            // It may use its guaranteed share.
+            // The member may use its guaranteed share.
             _ if request.applied == 0 => {
                 let share = self.terms.guaranteed_share();
                 let shares = request.limits.iter();
