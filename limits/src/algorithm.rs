@@ -1,4 +1,4 @@
-//! The algorithms: parameters and their checks, options in a limits file, shares, guarantees, and descriptions.
+//! The rate-limit algorithms: parameters, checks, options in a limits file, shares and descriptions.
 
 use std::{fmt, time::Duration};
 
@@ -74,7 +74,7 @@ pub enum Algorithm {
         /// Start of the windows.
         aligned: Alignment,
     },
-    /// Timestamps of the calls in the sliding window: exact.
+    /// Exact sliding window: the time of each request is stored.
     SlidingLog {
         /// Maximum number of requests in any window, up to [`LOG_MAX`].
         limit: u64,
@@ -120,7 +120,7 @@ pub const ALGORITHMS: [&str; 9] = [
     "warm_up",
 ];
 
-/// The algorithm of a rule in a limits file, with its options. The rule's `rate` gives the window and its limit.
+/// The algorithm of a rule in a limits file, with its options. The rule's `rate` sets the limit and its window.
 #[derive(Deserialize)]
 #[serde(tag = "algorithm", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Options {
@@ -150,7 +150,7 @@ pub(crate) enum Options {
     },
 }
 
-/// Whether the calls of a leaky bucket wait.
+/// What happens to calls over the rate of a leaky bucket.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WhenFull {
@@ -317,7 +317,7 @@ impl Algorithm {
         Some(self)
     }
 
-    /// Its name in limits files.
+    /// Name of the algorithm in limits files.
     pub fn name(&self) -> &'static str {
         match self {
             Self::TokenBucket { .. } => "token_bucket",

@@ -1,4 +1,4 @@
-//! The types of a request and of its result: limits, demands, decisions, errors.
+//! The types of a reservation: limits, demands, decisions and errors.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub enum Decision {
     },
     /// The call is refused, and no limit counted it unless [`Limit::count_refused`] is set.
     Refused {
-        /// The limit that refuses it. If several limits require a wait, the one with the longest.
+        /// The limit that refuses it. If several limits require a wait, the one with the longest wait.
         limit: LimitId,
         /// The reason.
         reason: Refusal,

@@ -87,7 +87,7 @@ impl<K: Hash + Eq> KeyTable<K> {
         self.tracks_changes = true;
     }
 
-    /// Calls `each` for every key whose state changed since the last call, and with `None` for every evicted key.
+    /// Calls `each` with every key that changed since the last call, and its state; `None` for evicted keys.
     pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&KeyState>)) {
         for (limit, key) in std::mem::take(&mut self.evicted) {
             if self.find(limit, &key).is_none() {

@@ -51,7 +51,7 @@
 //!   errors do not accumulate.
 //! - **Large calls**: a call with more requests than the limit ever admits at one time is refused as [`TooMany`](Refusal::TooMany). A call
 //!   with no requests is admitted.
-//! - **Time** should be monotonic. If it goes back, the latest time is used for all keys. The maximum is in the year 2262.
+//! - **Time** should be monotonic. If it goes back, the latest time is used for all keys. The maximum time is in the year 2262.
 //! - **Order**: a call gets the earliest slot that all its limits admit and that keeps existing slots admissible. Calls with the same
 //!   demands get slots in call order. A call may get an earlier slot than a waiting call with another limit or with more requests.
 //!   Existing slots never move.

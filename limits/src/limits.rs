@@ -1,4 +1,4 @@
-//! The set of limits with the states of their keys, and reservations over several limits.
+//! The set of limits with the states of their keys, and reservations under several limits.
 
 mod change;
 mod demands;

@@ -1,6 +1,6 @@
 //! The meter of a limit: finds and takes slots in the state of one key, for any algorithm.
 //!
-//! All times are nanoseconds of one monotonic clock. A key that has been idle for long enough has the state of a new key, so idle keys can
+//! All times are nanoseconds of one monotonic clock. A key that has been idle for long enough is equivalent to a new key, so idle keys can
 //! be evicted.
 
 /// Evaluates `$body` with the meters and the states of matching variants.
@@ -52,7 +52,7 @@ pub(crate) struct Meter {
     kind: Kind,
     /// Maximum number of requests of one call.
     max_burst: u64,
-    /// Maximum wait for this limit in nanoseconds: that of a leaky bucket's queue.
+    /// Maximum wait in the queue of a leaky bucket, in nanoseconds; `u64::MAX` for other algorithms.
     pub(crate) queue_wait_max: u64,
 }
 

@@ -164,7 +164,7 @@ impl Rules {
         Some(own.into_iter().chain(global).collect())
     }
 
-    /// Adds all rules to `limits`. Returns their ids by the indexes of limit and rule.
+    /// Adds all rules to `limits`. Returns the id of each rule, indexed by limit and rule.
     ///
     /// # Panics
     /// If there are 2^32 limits.

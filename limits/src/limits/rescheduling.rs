@@ -6,7 +6,7 @@ use super::{DEMANDS_MAX, Limits};
 use crate::decision::{Decision, Demand, LimitId};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Cancels the slots of waiting calls and reserves new ones in the same order, without a maximum wait; for use after a limit changed.
+    /// Cancels the slots of waiting calls and reserves new ones in the same order, without a maximum wait. Use it after a limit changed.
     ///
     /// `waiting` must contain *all* waiting calls of the affected limits, for all keys, with their slots, in slot order. `rescheduled` is
     /// called with the index and the new decision of each call.

@@ -120,7 +120,7 @@ impl Meter {
         conflicts.then_some(bookings.len())
     }
 
-    /// The bookings after a call takes the slot `at` after all others, or `None` if it leaves no gap for another request.
+    /// The bookings if a call takes the slot `at` as the last one; `None` if it leaves no gap for another request.
     #[cold]
     fn with_gap(&self, usage: &Usage, requests: u64, at: u64, now: u64) -> Option<Box<Bookings>> {
         if self.earliest_after(usage, 1, now) >= at {
@@ -204,7 +204,7 @@ impl Meter {
 
     /// Recomputes the usage after all bookings.
     fn recompute(&self, usage: &mut Usage, bookings: &Bookings) {
-        // Sealed slots are not listed, so the usage after them stays.
+        // Sealed slots are not listed, so the usage after them cannot be recomputed.
         if bookings.sealed == u64::MAX {
             *usage = bookings.before.clone();
             for booking in &bookings.list {

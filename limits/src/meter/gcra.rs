@@ -92,7 +92,7 @@ impl Gcra {
         }
     }
 
-    /// Cancels all future slots, which are for `requests` requests. Past calls have at most emptied the bucket.
+    /// Cancels all future slots, for `requests` requests in total. Past calls have at most emptied the bucket.
     pub(crate) fn cancel(&self, state: &mut GcraState, requests: u64, now: u64) {
         let interval = u128::from(self.nanos);
         let now_units = self.units(now);

@@ -52,7 +52,7 @@ impl StepWindow {
 
     /// Maximum number of stored steps.
     fn capacity(&self) -> usize {
-        // A window overlaps one more step than its length.
+        // A window of N steps can overlap N + 1 steps.
         let length = self.window.div_ceil(self.step) + 1;
         let capacity = usize::try_from(length.min(self.limit) + 1);
         capacity.expect("a checked number of steps")
@@ -130,7 +130,7 @@ impl MeterKind for StepWindow {
         state.total += requests;
         let newest = steps.back().map_or(0, |(latest, _)| *latest);
         while let Some((latest, count)) = steps.front().copied() {
-            // The later steps fill the window without it.
+            // The later steps alone reach the limit.
             let is_redundant = steps.len() as u64 > self.limit && state.total - count >= self.limit;
             if latest.saturating_add(self.window) > newest && !is_redundant {
                 break;

@@ -80,7 +80,7 @@ impl Handling {
         }
     }
 
-    /// The fields that are out of range, and their ranges.
+    /// The fields that are out of range, and their valid ranges.
     pub(super) fn errors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         const HOUR: Duration = Duration::from_secs(3_600);
         const DAY: Duration = Duration::from_secs(86_400);

@@ -22,7 +22,7 @@ pub struct Tables {
     errors: Vec<String>,
     /// Empty if the tables do not come from a file.
     lines: Lines,
-    /// Paths of tables that were moved, and where they are in the file.
+    /// Paths of moved tables, each with its path in the file.
     moved: Vec<(String, String)>,
 }
 
@@ -132,7 +132,7 @@ fn child(path: &str, key: &str) -> String {
 }
 
 /// Rewrites an error of `serde` about an unknown key or value, and suggests the most similar one that is expected or in `others`.
-/// Returns the unknown key, otherwise an empty text, and the error.
+/// Returns the unknown key (or an empty text) and the error.
 fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
     let parts = || {
         let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;

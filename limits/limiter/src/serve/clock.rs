@@ -15,7 +15,7 @@ use runtime::unix_micros;
 /// Minimum difference at which the system clock is followed, or reported as behind.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
-/// A restart continues the previous run's clock if that clock is ahead of the system clock by at most this. Without
+/// A restart continues the previous run's clock if that clock is ahead of the system clock by up to this duration. Without
 /// this maximum, a system clock that was once a day ahead would shift aligned windows for a day.
 pub const AHEAD_MAX: Duration = Duration::from_secs(60);
 

@@ -64,8 +64,8 @@ impl Service {
         client.map_err(|error| Problem::new(problem::UNAUTHORIZED, error.to_string()))
     }
 
-    /// [Decides](Decider::decide) on a call received at `began`. A reservation that waits returns at its slot, or when `stop`
-    /// is cancelled.
+    /// [Decides](Decider::decide) on a call received at `began`. A waiting reservation returns at its slot, or when `stop` is
+    /// cancelled.
     ///
     /// # Errors
     /// When the call is rejected, or its change is not known to be saved.

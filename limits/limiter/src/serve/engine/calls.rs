@@ -134,7 +134,7 @@ impl Engine {
         let mut state = self.state();
         let now = now.max(state.core.clock());
         let call = state.resolve(&[target], 1, now)?;
-        // Global limits have no counters of their own, so feedback does not apply to them.
+        // Feedback does not apply to global limits, because calls do not name counters of them.
         let is_applied = match call.counters.first() {
             Some(counter) => state.feedback.apply(counter, feedback, now),
             None => false,

@@ -1,4 +1,4 @@
-//! The ledger of a group: what the server stores and grants. The model of `lease.lua`, step for step. Pure: the caller passes the time.
+//! The ledger of a group, which the server stores: a model of `lease.lua`, step for step. Pure: the caller passes the time.
 //!
 //! `scripts.rs` compares model and script over random traces. `simulation.rs` tests the model with lost messages, pauses, restarts,
 //! clock steps, and clocks of different speeds.
@@ -7,28 +7,28 @@
 //!
 //! At every instant, the shares of a limit that all members of a group use add up to at most the limit.
 //!
-//! A member uses its latest *grant*: a lease and a fallback share. It uses the lease for [`Terms::ttl`] from before it sent the request; then
-//! the smaller of both; after [`Terms::fallback_after`] the fallback share, until [`Terms::forget_after`]; then the guaranteed share. Before
-//! its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one request at a time, ignores
-//! replies later than [`Terms::timeout`], and states in each request which grant it uses.
+//! A member uses its latest *grant*: a lease and a fallback share. It uses the lease for [`Terms::ttl`] from before it sent the request,
+//! then the smaller of both. From [`Terms::fallback_after`] it uses the fallback share, from [`Terms::forget_after`] the guaranteed share.
+//! Before its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one request at a time,
+//! ignores replies later than [`Terms::timeout`], and states in each request which grant it uses.
 //!
 //! 1. A member therefore uses one of two grants: the one it stated last, or the one in the reply to that request. The server stores both
 //!    until the member states another one, and assumes the larger share of both.
 //! 2. A lease is granted only from what all others cannot use *until it ends*. If two leases overlap in time, the later
 //!    one was checked against the earlier one.
-//! 3. A fallback share comes into use `Terms::fallback_after` after an answered request, and the server reserves it from
-//!    `Terms::silence_max` on. Leases that were granted before that have ended when it comes into use.
-//! 4. The fallback shares add up to at most the limit: one rises only after others are known to have fallen.
+//! 3. A member uses its fallback share `Terms::fallback_after` after its last request with a reply. The server reserves the
+//!    share from `Terms::silence_max` on. Leases that it granted before that have ended when the member uses the share.
+//! 4. The fallback shares add up to at most the limit: one rises only after others are confirmed to have fallen.
 //! 5. The server's clock may stop or step. The time between two requests counts for up to `gap_max`. A longer time, or a step back, starts
-//!    a new *generation*: for `Terms::reserved_for` nothing rises (the server learns), and a member without a grant of this generation may
+//!    a new *generation*: for `Terms::reserved_for` no share rises (the server learns), and a member without a grant of this generation may
 //!    already use its fallback share. All steps forward together are less than an eighth of [`Terms::forget_after`].
-//! 6. The server may lose its data or be replaced by an older copy. Then its run id changes, or a member uses a grant that it does not know.
-//!    It reserves the limit minus the fallback shares that it knows for unknown members, until they return or until they are forgotten.
+//! 6. The server may lose its data or be replaced by an older copy. Then its run id changes, or a member uses an unknown grant.
+//!    For unknown members, the server then reserves the limit minus the known fallback shares, until these members return or expire.
 //! 7. With [`Terms::members_max`], each fallback share is the guaranteed share, and the guaranteed shares of all unknown members are always
 //!    reserved. Once the server has learned, unknown members use no more.
 //!
-//! Without `members_max`, point 6 has a gap: an *empty* server that is reached only by new members for `Terms::reserved_for` does not know
-//! that there are others.
+//! Without `members_max`, point 6 has a gap: if only new members reach an *empty* server for `Terms::reserved_for`, it does not know that
+//! there are others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
