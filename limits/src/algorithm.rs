@@ -248,7 +248,7 @@ impl Algorithm {
                 in_range("capacity", capacity, REQUESTS_MAX)?;
             }
             Self::SlidingLog { limit, .. } => {
-                in_range("limit of a sliding log", limit, LOG_MAX)?;
+                in_range("sliding_log limit", limit, LOG_MAX)?;
             }
             Self::StepWindow { window, step, .. } => {
                 let (window, step) = (period(window)?, period(step)?);

@@ -92,7 +92,7 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
                 )),
                 (None, Some(members)) => {
                     if let Err(error) = algorithm.guaranteed_share(members) {
-                        errors.push(format!("limits.{name}: {id}: 1/{members} is too small: {error}"));
+                        errors.push(format!("limits.{name}: {id}: 1/{members} of this rule is too small: {error}"));
                     }
                 }
             }

@@ -111,7 +111,7 @@ fn errors_of_all_tables_are_reported_together() {
             "limits.b: add rules",
             "limits.c: key x is already in limits.a",
             "limits.c.rules[0]: unknown value `explode`, expected one of `queue`, `drop`",
-            "limits.c.rules[1]: invalid limit of a sliding log 2000000: use 1 to",
+            "limits.c.rules[1]: invalid sliding_log limit 2000000: use 1 to",
             "limits.c.rules[2]: unknown value `guess`, expected one of `token_bucket`",
             "limits.c.rules[3]: missing field `warm_up`",
             "limits.c.rules[4]: count_refused requires an algorithm with a window",

@@ -115,7 +115,7 @@ fn collection(args: &args::LimitsArgs, errors: &mut ConfigErrors) -> Option<Coll
         );
     }
     if !uri.starts_with("mongodb://") {
-        errors.add("--limits-mongodb: set it to a mongodb:// connection string, preferably in the environment or the --config file");
+        errors.add("--limits-mongodb: not a mongodb:// connection string: set one, preferably in the environment or the --config file");
     }
     Some(Collection {
         uri: uri.clone(),

@@ -1,4 +1,4 @@
-//! The limiter core without network and disk: slots, several limits per call, feedback, and recovery from records.
+//! Tests of the limiter core without network and disk: slots, several limits per call, feedback, and recovery from records.
 
 mod clock_recovery;
 mod from_call;
@@ -219,7 +219,7 @@ fn refused_call_uses_no_quota_of_any_limit() {
     );
 }
 
-/// Figure 9 of the article: the limit is 10 in 4 units of time; 10 are in the window, and two steps later 4.
+/// Figure 9 of the article, with a limit of 10 in 4 units of time: 10 requests are in the window; two steps later, 4.
 #[test]
 fn step_window_frees_quota_step_by_step() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";

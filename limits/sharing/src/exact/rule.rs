@@ -52,7 +52,7 @@ impl ExactRule {
         let micros = |nanos: u64| match nanos % 1000 {
             0 => Ok(nanos / 1000),
             _ => {
-                Err("cannot be exact: its period is not a whole number of microseconds".to_owned())
+                Err("cannot be exact: the period is not a whole number of microseconds".to_owned())
             }
         };
         let token_bucket = |rate: limits::Rate, burst: u64| {

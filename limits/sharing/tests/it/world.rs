@@ -266,7 +266,7 @@ fn watch(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinH
     thread::spawn(move || {
         let mut looked = 0;
         while !is_over.load(Ordering::Relaxed) {
-            // All are locked, so that this is one instant.
+            // All are locked, so that the sum is of one instant.
             let limiters: Vec<_> = processes
                 .iter()
                 .map(|it| it.state.lock().unwrap())

@@ -74,7 +74,7 @@ fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow
     if !restored.ahead.is_zero() {
         tracing::warn!(
             ahead = ?restored.ahead,
-            "the previous run's clock was ahead of the system clock; the restored usage counts from now"
+            "the previous run's clock was ahead of the system clock; the restored usage counts as new usage"
         );
     }
     let (counters, dropped) = (restored.counters, restored.dropped);

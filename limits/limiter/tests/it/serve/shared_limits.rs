@@ -232,7 +232,7 @@ async fn without_the_server_each_limiter_enforces_its_guaranteed_share() -> Resu
     let (more, ()) = tokio::join!(both(150, 1), server.pause(Duration::from_secs(4)));
     taken += more?;
     ensure!(decided(&limiters[0], "share").await? > 0);
-    // Static shares are granted in addition to what the server counts.
+    // Guaranteed shares are granted in addition to the calls that the server counts.
     ensure!(taken <= 2 * QUOTA, "{taken}");
     for limiter in &limiters {
         wait_server(limiter, 1).await?;
