@@ -1,4 +1,4 @@
-//! Exact limits: the server decides on every call, under all of its limits in one script run. This is for small limits
+//! Exact limits: the server decides on every call, under all of its limits in one script run. Use them for small limits
 //! and quotas: each call costs one request to the server.
 //!
 //! Time is the server's clock in microseconds. A decision takes at most the budget. After a few calls without a reply, a

@@ -1,6 +1,6 @@
 //! Future slots of global limits booked by each token, bounded so that no token books them all.
 //!
-//! A global limit allows a number of requests within [`MAX_WAIT`]. A token can book at most as many of them as remain
+//! A global limit allows a number of requests during [`MAX_WAIT`]. A token can book at most as many of them as remain
 //! free for other tokens. One token can thus book half, two tokens a third each, and another token always finds free
 //! slots. Every token may book at least one call. Calls that proceed immediately are not bounded here.
 
@@ -31,7 +31,7 @@ struct BookedRequests {
     requests: u64,
 }
 
-/// Requests that a limit allows within [`MAX_WAIT`].
+/// Requests that a limit allows during [`MAX_WAIT`].
 fn capacity(limit: &CatalogLimit) -> u64 {
     let rules = limit.rules.iter();
     let rates = rules.map(|it| it.rule.limit.algorithm.mean_rate());
