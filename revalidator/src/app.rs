@@ -1,7 +1,7 @@
 //! Composition of the components of `revalidator serve`: startup, tasks and drain.
 //!
-//! Both ports open at startup; makers and workers start when the broker is connected. A drain stops the API, finishes the current
-//! batches within the timeout or releases them, and releases all leases.
+//! Both ports open at startup; makers and workers start when the broker is connected. A drain stops the API and finishes the
+//! current batches within the timeout. It releases unfinished batches and all leases.
 
 use std::{
     future::pending,
@@ -59,7 +59,7 @@ pub struct App {
 /// State shared by makers, workers and pages.
 struct Shared {
     nats: Arc<OnceLock<Nats>>,
-    /// Why there is no connection yet.
+    /// Why there is no connection to NATS yet.
     nats_error: watch::Sender<String>,
     apps: CurrentApps,
     mirror: Mirror,
@@ -136,7 +136,7 @@ impl App {
         })
     }
 
-    /// Returns an error that only an operator or a restart resolves, when there is one.
+    /// Waits for an error that only an operator or a restart can resolve.
     pub async fn failed(&mut self) -> Error {
         match (&mut self.running).await.map_err(Error::from).flatten() {
             Ok(()) => pending().await,
@@ -144,7 +144,7 @@ impl App {
         }
     }
 
-    /// Finishes batches within the drain timeout, and releases the others and all leases.
+    /// Finishes batches within the drain timeout. Releases unfinished batches and all leases.
     pub async fn drain(self) {
         let began = Instant::now();
         let end = began + *self.drain_timeout.borrow();
@@ -163,8 +163,8 @@ impl App {
 }
 
 impl Shared {
-    /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with an error that waiting does
-    /// not resolve.
+    /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with errors that a retry
+    /// cannot resolve.
     async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> Result<()> {
         let nats = loop {
             match Box::pin(Nats::connect(&work.nats)).await {
@@ -217,7 +217,7 @@ impl Shared {
     }
 }
 
-/// Waits until all tasks have ended or one has panicked. The others then continue, so that a drain ends them.
+/// Waits until all tasks have ended or one has panicked. After a panic, the others run until a drain ends them.
 async fn all(mut tasks: JoinSet<()>) -> Result<()> {
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
@@ -234,7 +234,7 @@ fn now() -> u64 {
     unix_micros() / 1000
 }
 
-/// The revalidator's part of the admin port.
+/// The revalidator's components on the admin port.
 struct Pages(Arc<Shared>);
 
 impl admin::Pages for Pages {

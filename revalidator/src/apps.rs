@@ -44,7 +44,7 @@ impl App {
         remove_invalid::<AppSettings>(&mut table, "", &mut errors);
         let settings = table.try_into::<AppSettings>();
         let mut settings = settings.map_err(|error| vec![error.message().to_owned()])?;
-        // A removed setting has its default, which may be another error.
+        // A removed setting gets its default, which may cause another error.
         let setting = |error: &str| error.split(':').next().map(ToOwned::to_owned);
         let known: Vec<_> = errors.iter().map(|it| setting(it)).collect();
         let is_new = |error: &String| !known.contains(&setting(error));
@@ -66,7 +66,7 @@ impl App {
     }
 }
 
-/// Removes settings with invalid values, and adds their errors. Each setting is read alone, because reading ends at the first error.
+/// Removes settings with invalid values, and adds the errors. Each setting is parsed separately, as parsing stops at the first error.
 fn remove_invalid<T: DeserializeOwned>(table: &mut Table, prefix: &str, errors: &mut Vec<String>) {
     table.retain(|name, value| {
         let alone = Table::from_iter([(name.to_owned(), value.clone())]);
@@ -87,7 +87,7 @@ impl Apps {
     /// # Errors
     /// All errors, each with the name of its application.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
-        // Without the line, which may have a secret.
+        // Without the text of the line, which may contain a secret.
         let error = |it: toml::de::Error| {
             let before = &text[..it.span().map_or(0, |span| span.start)];
             let line = before.split('\n').count();

@@ -25,10 +25,10 @@ use crate::{
 /// Requests for a throttled asset in one batch, in addition to the first.
 const THROTTLED_RETRIES: usize = 3;
 
-/// Minimum time without requests after a throttled one.
+/// Minimum pause after a throttled request.
 const THROTTLE_MIN: Duration = Duration::from_secs(1);
 
-/// Maximum time of a report to the limiter, which delays the suspension of the job.
+/// Timeout of a report to the limiter, which delays the suspension of the job.
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Dependencies of a check.
@@ -42,21 +42,21 @@ pub struct Checker<O> {
     pub metrics: Metrics,
 }
 
-/// Reason to suspend a job, and the time that the origin demands, in milliseconds.
+/// Reason to suspend a job, and the pause in milliseconds, if the origin demands one.
 pub type Suspension = (String, Option<u64>);
 
 /// Completed checks of a batch, kept when requests are interrupted.
 #[derive(Default)]
 pub struct Progress {
-    /// By the position in the batch.
+    /// Results by position in the batch.
     checked: BTreeMap<usize, AssetResult>,
     /// Position of the asset of each throttled request.
     throttled: Vec<usize>,
 }
 
 impl<O: Origin> Checker<O> {
-    /// Checks the remaining assets of a batch and stores changed objects, then removes objects within the brake. After a throttled
-    /// request no other is sent. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
+    /// Checks the remaining assets of a batch and stores changed objects, then removes objects within the brake. Sends no further
+    /// requests after a throttled one. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
     ///
     /// # Errors
     /// When an object cannot be stored or removed, or the origin throttles or fails. The batch must be checked again.
@@ -103,7 +103,7 @@ impl<O: Origin> Checker<O> {
                         (found.outcome, found.server_error) = (Outcome::Failed, true);
                         progress.checked.insert(index, found);
                     }
-                    // Other workers also stop, and requests in progress are repeated.
+                    // Other workers also stop. Requests in progress will be sent again.
                     let time = demand.load(Ordering::Relaxed);
                     return Err((THROTTLED.to_owned(), Some(time)));
                 }
@@ -136,7 +136,7 @@ impl<O: Origin> Checker<O> {
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
         for result in &mut results {
             let is_removal = is_removal(result.outcome, batch.attempt, allow, drops_failed);
-            // The brake limits which matches are noted as missing. Those that are missing again are removed.
+            // Of matches, the brake limits the new notes of missing ones, but not the later removals.
             let (is_limited, is_due) = match cookies {
                 None => (is_removal, is_removal),
                 Some(_) if is_first_sighting(result) => (true, false),
@@ -174,10 +174,10 @@ impl<O: Origin> Checker<O> {
         self.metrics.requests.with_label_values(&labels).inc();
     }
 
-    /// Checks an asset unless the origin has throttled the application. The request has its permit before it waits for a slot of the
-    /// limiter. So it is sent in its slot, and a job that ends loses few slots. Permits are of one batch, and all its requests need
-    /// slots of one counter, so a slow limiter delays no others. The response time does not include the wait, and memory is reserved
-    /// only for a body.
+    /// Checks an asset; `None` if the origin has throttled the application. Only as many requests wait for the limiter as may be sent
+    /// in parallel. Each is therefore sent in its slot, and a job that ends loses few slots. All requests of a batch use one counter,
+    /// so a slow limiter does not delay other batches. The response time excludes the wait for a slot, and memory is reserved only for
+    /// a body.
     async fn check_asset(
         &self,
         app: &App,

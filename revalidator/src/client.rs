@@ -1,4 +1,4 @@
-//! Shared parts of all HTTP clients: settings, URLs without credentials, and bounded responses.
+//! Common code of all HTTP clients: settings, URLs without credentials, and bounded responses.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -43,7 +43,7 @@ pub fn trust(builder: ClientBuilder, ca_file: Option<&Path>) -> Result<ClientBui
     }
 }
 
-/// Parses a URL that is absolute, HTTP, and without credentials.
+/// Parses an absolute HTTP or HTTPS URL without credentials.
 pub fn http_url(text: &str) -> Option<Url> {
     let url = Url::parse(text).ok()?;
     let has_user = !url.username().is_empty() || url.password().is_some();
@@ -54,7 +54,7 @@ pub fn http_url(text: &str) -> Option<Url> {
 pub struct Held<P> {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// The permit, which ends with them.
+    /// The permit, which is released with the bytes.
     pub permit: P,
 }
 
@@ -67,7 +67,7 @@ impl<P> AsRef<[u8]> for Held<P> {
 /// The body of a response.
 ///
 /// # Errors
-/// When it is incomplete or has more bytes.
+/// When it is incomplete or larger than `bytes_max`.
 pub async fn body(response: Response, bytes_max: usize) -> Result<Bytes> {
     let body = Limited::new(http::Response::from(response).into_body(), bytes_max);
     let body = body

@@ -1,9 +1,9 @@
 //! Number of parallel requests to an origin: a pure controller that follows the response time of each batch.
 //!
-//! Each batch raises or lowers the number by one step; only the bounds keep it constant. A batch lowers it if its mean time to the
-//! first byte is at least `worse_by` above a reference, or if the origin throttled or failed any request. The reference depends on
-//! the mode: in `paper` mode, the previous batch; in `floor` mode, the minimum mean of a batch. A floor that never rises would be too
-//! low when the origin becomes slower, so it is measured again once a minute, by a few requests at minimum concurrency.
+//! Each batch raises or lowers the number by one step, within the bounds. It lowers the number if its mean time to the first byte is
+//! at least `worse_by` above a reference, or if any request was throttled or failed. The reference depends on the mode: in `paper`
+//! mode, the mean of the previous batch; in `floor` mode, the minimum mean of a batch. The origin may become slower, so the floor is
+//! measured again once a minute, with a few requests at minimum concurrency.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub enum Mode {
     /// The minimum mean, measured again every [`PROBE_INTERVAL`].
     #[default]
     Floor,
-    /// The batch before.
+    /// The mean of the previous batch.
     Paper,
 }
 
@@ -36,10 +36,10 @@ pub struct Settings {
     pub max: usize,
     /// Change after each batch.
     pub step: usize,
-    /// Maximum mean of the first batch that raises the number.
+    /// Mean of the first batch above which the number is lowered.
     #[serde(deserialize_with = "crate::values::duration")]
     pub first: Duration,
-    /// Minimum increase of the mean that lowers the number.
+    /// Difference between the mean and the reference from which the number is lowered.
     #[serde(deserialize_with = "crate::values::duration")]
     pub worse_by: Duration,
 }
@@ -61,9 +61,9 @@ impl Default for Settings {
 /// How many requests of a batch to send in parallel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// First requests of the batch, sent at the minimum to measure the floor.
+    /// Number of first requests of the batch, sent at minimum concurrency to measure the floor.
     pub probe_requests: usize,
-    /// Parallel requests for the others.
+    /// Parallel requests for the rest of the batch.
     pub concurrency: usize,
 }
 
@@ -83,7 +83,7 @@ pub struct BatchTimes {
 pub struct Controller {
     settings: Settings,
     concurrency: usize,
-    /// Mean of the batch before, or the floor.
+    /// Mean of the previous batch, or the floor.
     reference: Option<Duration>,
     /// Time of the last measurement of the floor.
     probed_at: Option<Instant>,
@@ -109,7 +109,7 @@ impl Controller {
         if probes || self.concurrency == self.settings.min {
             self.probed_at = Some(now);
         }
-        // The others, at least half of a batch, are compared with them.
+        // The other requests, at least half of a full batch, are compared with the probe.
         let probe_requests = (2 * self.settings.min).min(50);
         Plan {
             probe_requests: if probes { probe_requests } else { 0 },

@@ -20,11 +20,11 @@ use crate::{apps, client::http_url};
 /// The validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Applications; `None` only together with an error.
+    /// Applications; `None` only if the configuration is invalid.
     pub apps: Option<Arc<Reloader<apps::File>>>,
     /// Broker, and roles of the process.
     pub work: WorkArgs,
-    /// URL of the limiter; `None` only together with an error.
+    /// URL of the limiter; `None` only if the configuration is invalid.
     pub limiter: Option<Url>,
     /// Token for the limiter.
     pub limiter_token: Option<Arc<Reloader<token::File>>>,

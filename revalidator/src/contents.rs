@@ -20,7 +20,7 @@ use tempfile::Builder;
 use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A place of objects.
+/// Location of objects.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Contents {
@@ -119,7 +119,7 @@ impl Contents {
 fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(path);
     fs::create_dir_all(dir)?;
-    // The umask applies, unlike in other temporary files: other programs read the objects.
+    // Unlike for other temporary files, the umask applies: other programs read the objects.
     let mode = Permissions::from_mode(0o666);
     let mut file = Builder::new().permissions(mode).tempfile_in(dir)?;
     file.write_all(body)?;

@@ -1,6 +1,6 @@
 //! Digests of response bodies, after parts that differ in each response are removed.
 //!
-//! A digest is `xxh3:<16 hex digits>:<length>`. Digests of older data, 8 hex digits of CRC32, are still compared.
+//! A digest is `xxh3:<16 hex digits>:<length>`. Digests of older data (CRC-32, 8 hex digits) are still supported.
 
 use std::borrow::Cow;
 

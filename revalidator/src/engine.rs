@@ -1,4 +1,4 @@
-//! Interface of the message broker for makers and workers: watched buckets with compare-and-set, and two streams.
+//! Interface to the message broker for makers and workers: watched buckets with compare-and-set, and two streams.
 //!
 //! Messages are delivered at least once. [`nats`] is the implementation; tests have a model with simulated time.
 
@@ -34,7 +34,7 @@ pub struct Entry {
 
 /// The current entries of a bucket, followed by its changes.
 pub struct Watch {
-    /// Revision up to which the entries are the current ones when the watch began.
+    /// Revision of the last entry that existed when the watch began.
     pub current: u64,
     /// The entries. An error ends the watch.
     pub entries: BoxStream<'static, Result<Entry>>,
@@ -43,12 +43,12 @@ pub struct Watch {
 /// Results with their positions.
 pub type Results = BoxStream<'static, Result<(u64, Bytes)>>;
 
-/// A call of the broker.
+/// A call to the broker.
 pub trait Call<T>: Future<Output = Result<T>> + Send {}
 
 impl<T, F: Future<Output = Result<T>> + Send> Call<T> for F {}
 
-/// How the processing of a batch ended.
+/// State of a batch, as a worker reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
     /// The batch is processed.
@@ -71,7 +71,7 @@ pub const RESULT_BYTES_MAX: u64 = 4 << 30;
 /// Bytes of results above which only the oldest job is transmitted.
 pub const OPEN_RESULT_BYTES_MAX: u64 = RESULT_BYTES_MAX / 4 * 3;
 
-/// Maximum bytes of a message. A result has more than its batch: the new validators.
+/// Maximum bytes of a message. A result is larger than its batch, because it includes the new validators.
 pub const MESSAGE_BYTES_MAX: usize = 700 << 10;
 
 /// A connection to the broker.
@@ -79,7 +79,7 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// The batches of a job.
     type Batches: Send + Sync;
 
-    /// A batch that is delivered to this worker, and to another one if it is neither settled nor in progress for [`ACK_WAIT`].
+    /// A batch delivered to this worker. It is delivered to another one if nothing is reported about it for [`ACK_WAIT`].
     type Delivery: Send + Sync;
 
     /// Watches a bucket.
@@ -91,7 +91,7 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Writes a key, and returns its revision.
     fn put(&self, bucket: Bucket, key: &str, value: Bytes) -> impl Call<u64>;
 
-    /// Writes a key if it has this revision, or does not exist if `None`. Returns the new revision, or `None` on a conflict.
+    /// Writes a key if it has this revision; with `None`, if it does not exist. Returns the new revision, or `None` on a conflict.
     fn compare_and_set(
         &self,
         bucket: Bucket,
@@ -100,10 +100,10 @@ pub trait Engine: Clone + Send + Sync + 'static {
         revision: Option<u64>,
     ) -> impl Call<Option<u64>>;
 
-    /// Deletes a key if it has this revision, or in any case if `None`.
+    /// Deletes a key if it has this revision; with `None`, in any case.
     fn delete(&self, bucket: Bucket, key: &str, revision: Option<u64>) -> impl Call<()>;
 
-    /// Publishes a batch of a job. A second one with the same id soon after has no effect.
+    /// Publishes a batch of a job. Another one with the same id soon afterwards is discarded.
     fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
     /// The batches of a job, of which up to `workers` are processed at a time.
@@ -122,7 +122,7 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Publishes the result of a batch.
     fn send_result(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
-    /// Results of a job with their positions, in the order of their publication: those at `from` and later, and those that follow.
+    /// Results of a job with their positions, from the position `from` on, in order of publication. Then waits for further results.
     fn results(&self, job: &str, from: u64) -> impl Call<Results>;
 
     /// Bytes of the results of all jobs, up to [`RESULT_BYTES_MAX`].
@@ -131,6 +131,6 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Ids of all jobs that have batches, and of those that have results.
     fn jobs_with_messages(&self) -> impl Call<[HashSet<String>; 2]>;
 
-    /// Removes the batches of a job that has ended. With `results`, also its results.
+    /// Removes the batches of a job; with `results`, also its results.
     fn purge(&self, job: &str, results: bool) -> impl Call<()>;
 }

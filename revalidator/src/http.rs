@@ -1,7 +1,7 @@
 //! The HTTP API: jobs, their results, and single checks.
 //!
 //! All resources that an untrusted client can use are bounded: connections, size and time of bodies, open jobs, and single checks
-//! per second. Without tokens the port listens on loopback, and requests from pages of other sites are rejected.
+//! per second. Without tokens, the port listens only on loopback and rejects requests from pages of other sites.
 
 mod body;
 mod new_job;
@@ -39,14 +39,14 @@ use crate::{
     problem::{self, Problem, broker, invalid},
 };
 
-/// Results of one response, and bytes after which it ends.
+/// Maximum number of results in a response, and size in bytes after which it ends.
 const RESULTS_MAX: usize = 10;
 const RESULT_BYTES: usize = 1 << 20;
 
-/// Wait for the next result, after which the response ends.
+/// Maximum wait for the next result; the response then ends.
 const RESULT_WAIT: Duration = Duration::from_millis(500);
 
-/// Requests that may have a JSON body in memory at a time, and large responses until they are sent; others wait.
+/// Permits for JSON bodies of requests in memory, and for large responses until they are sent.
 static LARGE_REQUESTS: Semaphore = Semaphore::const_new(8);
 static LARGE_RESPONSES: Semaphore = Semaphore::const_new(8);
 
@@ -58,11 +58,11 @@ async fn permit(of: &'static Semaphore) -> SemaphorePermit<'static> {
 pub struct Api<E> {
     /// The broker, once it is connected.
     pub engine: Arc<OnceLock<E>>,
-    /// The copy of its buckets.
+    /// The copy of the broker's buckets.
     pub mirror: Mirror,
     /// The applications.
     pub apps: CurrentApps,
-    /// Where assets of requests are kept; `None` if this process has no maker.
+    /// Assets received in requests; `None` if this process has no maker.
     pub bodies: Option<Bodies>,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<token::File>>>,
@@ -77,7 +77,7 @@ impl<E: Engine> Api<E> {
         let response = self.route(&head, &mut body).await;
         let mut response = response.unwrap_or_else(|problem| problem.reply());
         if !body.is_end_stream() {
-            // The next request would start after the rest of this body.
+            // The unread rest of the body would precede the next request.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
         }
@@ -143,14 +143,14 @@ impl<E: Engine> Api<E> {
         }
     }
 
-    /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line has the position of the next ones.
+    /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line contains the next position.
     async fn results(&self, id: &str, query: &str) -> Result<Reply, Problem> {
         let engine = self.engine()?;
         if self.mirror.job(id).is_none() {
             return Err(Problem::new(problem::NOT_FOUND, ""));
         }
         let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
-        let from = from.map_err(|_| invalid("from: use the `from` of an earlier response"))?;
+        let from = from.map_err(|_| invalid("from: use `next` of an earlier response"))?;
         let permit = permit(&LARGE_RESPONSES).await;
         let mut results = engine.results(id, from).await.map_err(broker)?;
         let (mut bytes, mut next) = (Vec::new(), from);
@@ -197,7 +197,7 @@ impl<E: Engine> Api<E> {
 
 const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 
-/// Applies an operation to a job at `now`.
+/// Applies an operation to a job at `now`; the error states why the job does not permit it.
 fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
     match operation {
         "acknowledge" if !job.is_cancelled() => return Err("the job is not cancelled"),
@@ -218,7 +218,7 @@ fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static 
 
 /// Parses a JSON object.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    // serde would read an array as the values of all fields.
+    // serde also accepts an array, with the values of all fields in order.
     let value: Value = serde_json::from_slice(body).map_err(|error| invalid(error.to_string()))?;
     if !value.is_object() {
         return Err(invalid("the body is not a JSON object"));

@@ -1,4 +1,4 @@
-//! Rules of jobs: which job a worker takes, how results are counted, when a job is suspended and when it ends.
+//! Rules of jobs: which job a worker takes, how results are counted, and when a job is suspended or ends.
 //!
 //! All functions are pure; times are Unix milliseconds.
 
@@ -9,10 +9,10 @@ use crate::messages::{
     RevalidatorState, ServerState, WORKERS_NEEDED_MAX,
 };
 
-/// First suspension of a job; it doubles with each further suspension until there is a result.
+/// Duration of the first suspension of a job; each further one takes twice as long, until a batch has a result.
 pub const SUSPENSION_MIN_MS: u64 = 60_000;
 
-/// Maximum suspension.
+/// Maximum duration of a suspension.
 pub const SUSPENSION_MAX_MS: u64 = 30 * 60_000;
 
 /// Maximum number of open jobs.
@@ -21,7 +21,7 @@ pub const OPEN_JOBS_MAX: usize = 1000;
 /// A day.
 pub const DAY_MS: u64 = 24 * 3_600_000;
 
-/// Time without a result, and longest pause, after which a job is cancelled.
+/// Maximum time without a result, and maximum pause; the job is then cancelled.
 pub const GIVE_UP_MS: u64 = DAY_MS;
 
 /// Maximum duration of a job; messages are kept for seven days.
@@ -36,7 +36,7 @@ pub const ENDED_CHECK_MS_MAX: u64 = DAY_MS / 24;
 /// Maximum difference of the clocks of two programs.
 const CLOCK_MS_MAX: u64 = DAY_MS / 24;
 
-/// Minimum failed or gone assets in a batch that suspend a job.
+/// Minimum number of failed or gone assets in a batch that suspends the job.
 pub const SUSPENDING_ASSETS_MIN: usize = 5;
 
 /// Reason of a pause by an operator.
@@ -45,9 +45,9 @@ pub const PAUSED: &str = "paused by an operator";
 /// Reason of a suspension by an origin that stops all jobs of the application.
 pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
 
-/// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application,
-/// and not of a throttled application, even if the job with the throttled request has ended. Single checks do not wait for
-/// others.
+/// The jobs that a worker may process, oldest first. Each is open, not suspended, and the oldest open job of its application. Jobs
+/// of a throttled application are excluded, even after the job with the throttled request has ended. Single checks do not wait for
+/// older jobs.
 pub fn candidates<J: Deref<Target = JobStatus>>(
     jobs: impl IntoIterator<Item = J>,
     now: u64,
@@ -65,9 +65,9 @@ pub fn candidates<J: Deref<Target = JobStatus>>(
     open
 }
 
-/// Whether the origin of the job demands that no request is sent at `now`.
+/// Whether the origin of the job has demanded a pause that lasts beyond `now`.
 pub fn is_throttled(job: &JobStatus, now: u64) -> bool {
-    // Another program may write any time.
+    // Another program may have written an impossible time.
     let times = now + 1..=now + GIVE_UP_MS + CLOCK_MS_MAX;
     job.throttled_until
         .is_some_and(|until| times.contains(&until))
@@ -79,7 +79,7 @@ pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
         && job.resume_at.is_none_or(|resume| resume > now)
 }
 
-/// Suspends a job. `time` is the time in milliseconds that the origin demands. Without it, each suspension takes twice as long
+/// Suspends a job. `time` is the pause in milliseconds that the origin demands. Without it, each suspension takes twice as long
 /// as the previous one. Cancels a job that has had no result for [`GIVE_UP_MS`].
 pub fn suspend(job: &mut JobStatus, reason: &str, time: Option<u64>, now: u64) {
     let until = time.map(|time| now + time.min(GIVE_UP_MS));
@@ -110,7 +110,7 @@ pub fn pause(job: &mut JobStatus, now: u64) {
     job.resume_at = None;
 }
 
-/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time, even before the origin permits it.
+/// Ends a suspension or a pause: when a worker starts the job, or at any time by an operator, even before the origin permits it.
 pub fn resume(job: &mut JobStatus, now: u64) {
     job.throttled_until = None;
     job.revalidator_state = RevalidatorState::Revalidating;
@@ -130,7 +130,7 @@ pub fn cancel(job: &mut JobStatus, reason: &str, now: u64) {
     }
 }
 
-/// Why an open job must be cancelled at `now`, if so.
+/// Reason to cancel an open job at `now`, if any.
 pub fn overdue(job: &JobStatus, now: u64) -> Option<&'static str> {
     let since = |time: u64| now.saturating_sub(time);
     let is_paused = job.resume_at.is_none();
@@ -143,8 +143,8 @@ pub fn overdue(job: &JobStatus, now: u64) -> Option<&'static str> {
     }
 }
 
-/// Adds times that another program did not write, and corrects impossible ones; true if there were any. A job without a time of
-/// creation has another maker.
+/// Adds times that another program omitted, and corrects impossible values; true if it changed the job. A job without a time of
+/// creation has a foreign maker.
 pub fn correct(job: &mut JobStatus, now: u64) -> bool {
     let before = job.clone();
     if job.created_at == 0 || job.created_at > now + CLOCK_MS_MAX {
@@ -158,7 +158,7 @@ pub fn correct(job: &mut JobStatus, now: u64) -> bool {
     *job != before
 }
 
-/// Judges the outcomes of a batch. Returns the maximum number of its objects that may be removed; `brake` is their maximum fraction.
+/// Judges the outcomes of a batch. Returns how many of its objects may be removed: at most the fraction `brake`.
 ///
 /// # Errors
 /// The reason to suspend the job. Nothing is then reported or removed.
@@ -166,7 +166,7 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
     let count = |of: Outcome| outcomes.iter().filter(|it| **it == of).count();
     let is_part = |count: usize| count >= SUSPENDING_ASSETS_MIN && 2 * count >= outcomes.len();
     let gone = count(Outcome::Gone);
-    // Fewer may be single objects that the origin protects.
+    // If fewer are refused, the origin may protect only these objects.
     let refused = count(Outcome::Refused);
     if refused > 0 && 2 * refused >= outcomes.len() {
         return Err("the origin refused at least half of a batch (401, 403 or 407)");
@@ -178,12 +178,12 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
     if is_part(gone) && 2 * gone > outcomes.len() {
         return Err("more than half of a batch is gone");
     }
-    // Otherwise URLs that are not requested would permit further removals.
+    // URLs that were not requested must not permit further removals.
     let requested = outcomes.len() - count(Outcome::Unexpected);
     Ok(removals_max(requested, brake))
 }
 
-/// The maximum number of objects that may be removed.
+/// The maximum number of `objects` that may be removed.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -204,30 +204,30 @@ pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_faile
     }
 }
 
-/// Whether an asset is retried in a marked batch at the end of the job.
+/// Whether an asset is retried in a batch of attempt 2 at the end of the job.
 pub fn is_retried(result: &AssetResult, attempt: u32) -> bool {
     attempt == 1 && result.outcome == Outcome::Failed
 }
 
-/// Batches that a maker transmits beyond those with a result, so that no job fills the stream of batches.
+/// Maximum number of transmitted batches without a result, so that no job fills the stream of batches.
 pub const WINDOW: u64 = 200;
 
-/// Results of a job, counted in the order of their publication. Each batch counts once; results that no batch has do not count.
+/// Results of a job, counted in the order of their publication. Each batch counts once; results without a batch do not count.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Batches whose first attempt is counted.
     pub first: HashSet<u64>,
-    /// First batch that is not counted.
+    /// Number of the first batch that is not counted.
     next: u64,
     retried: HashSet<u64>,
-    /// Assets whose first attempt failed.
+    /// Number of assets whose first attempt failed.
     failed: u64,
     /// Outcomes so far.
     pub counts: Counts,
 }
 
 impl Tally {
-    /// Whether a result is one of a batch of the job.
+    /// Whether a result belongs to a batch of the job.
     pub fn is_expected(&self, result: &JobResult, job: &JobStatus) -> bool {
         let is_transmitted = job.server_state != ServerState::Transmitting;
         let batches = match result.attempt {
@@ -238,7 +238,7 @@ impl Tally {
             }
             _ => 0,
         };
-        // Retries are batches, too.
+        // Failed assets are sent again in batches, which have the same bounds.
         let is_short = |it: &AssetResult| it.asset.is_short() || !is_retried(it, result.attempt);
         let is_small =
             result.results.len() <= BATCH_ASSETS_MAX && result.results.iter().all(is_short);

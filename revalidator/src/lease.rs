@@ -23,7 +23,7 @@ const RENEWAL: Duration = Duration::from_secs(10);
 /// Time after which a holder that cannot renew considers the lease lost; with [`RENEWAL`], less than [`LEASE`](crate::mirror::LEASE).
 const GIVE_UP: Duration = Duration::from_secs(10);
 
-/// A held lease. [`release`](Self::release) it, or it is free only when it expires.
+/// An acquired lease. If it is not [released](Self::release), it is free only after it expires.
 #[derive(Debug)]
 pub struct Lease {
     /// Cancelled when the lease is lost or released.
@@ -67,7 +67,7 @@ impl Lease {
             while released.run_until_cancelled(sleep(RENEWAL)).await.is_some() {
                 let renewal = renew(&engine, &key, &value, revision);
                 let Some(newer) = timeout(GIVE_UP, renewal).await.ok().flatten() else {
-                    tracing::warn!(key, "lease lost");
+                    tracing::warn!(key, "lease lost; another process may acquire it");
                     return;
                 };
                 revision = newer;
@@ -92,7 +92,7 @@ async fn renew<E: Engine>(engine: &E, key: &str, value: &Bytes, revision: u64) -
         let set = engine.compare_and_set(BUCKET, key, value.clone(), Some(revision));
         let found = match set.await {
             Ok(Some(newer)) => return Some(newer),
-            // A renewal without a response may have been written.
+            // An earlier renewal whose response was lost may have been written.
             Ok(None) => engine.get(BUCKET, key).await,
             Err(error) => Err(error),
         };

@@ -1,18 +1,18 @@
 //! The library of the program `revalidator`.
 //!
-//! A job is a list of assets. Workers check each asset at its origin by a conditional request, replace or remove stored objects, and
-//! publish results; a maker transmits the assets in batches and counts the results.
+//! A job is a list of assets. A maker transmits the assets in batches and counts the results. Workers check each asset with a
+//! conditional request to its origin, replace or remove stored objects, and publish results.
 //!
 //! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] a copy of its buckets.
-//! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] decide, without network, disk or clock.
-//! - A [`maker`] creates jobs by a [`schedule`], and transmits the assets of a [`source`].
-//! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]) by requests to an [`origin`], within the limits of a
-//!   [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
-//! - [`apps`] is the applications file, [`config`] has the other settings, and [`client`] the shared parts of HTTP
+//! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] make decisions without network, disk or clock.
+//! - A [`maker`] creates jobs on a [`schedule`], and transmits the assets of a [`source`].
+//! - A [`worker`] takes a job with a [`lease`] and checks its batches ([`batch`]) with requests to an [`origin`], within the limits of
+//!   a [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
+//! - [`apps`] is the applications file, [`config`] has the other settings, and [`client`] the common code of HTTP
 //!   clients.
 //! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] has the metrics.
 //!
-//! Only [`app`] knows all components.
+//! Only [`app`] uses all of them.
 
 pub mod app;
 pub mod apps;

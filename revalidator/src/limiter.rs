@@ -17,7 +17,7 @@ use crate::{
     outcome::Response,
 };
 
-/// Longer than the limiter delays a response.
+/// Timeout of a call; longer than the limiter delays a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum bytes of a response.
@@ -32,7 +32,7 @@ pub struct Limiter {
     url: Url,
     token: Option<Arc<Reloader<token::File>>>,
     http: reqwest::Client,
-    /// Why it is unavailable.
+    /// Error of the last reservation, if it failed.
     error: watch::Sender<Option<String>>,
 }
 
@@ -56,12 +56,12 @@ impl Limiter {
     /// The error of the last reservation.
     pub fn state(&self) -> Result<String, String> {
         match &*self.error.borrow() {
-            None => Ok("no call failed".to_owned()),
+            None => Ok("available, or not used yet".to_owned()),
             Some(error) => Err(format!("unavailable; limited requests wait: {error}")),
         }
     }
 
-    /// Waits for a slot, as long as it takes.
+    /// Waits for a slot, without a timeout.
     pub async fn reserve(&self, counter: &str) {
         loop {
             let reserved = self.try_reserve(counter).await;

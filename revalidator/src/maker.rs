@@ -1,8 +1,8 @@
-//! A maker: transmits the batches of jobs, counts their results, and ends them.
+//! A maker: transmits the batches of jobs, counts their results, and ends the jobs.
 //!
 //! One maker has the lease of a job. The state of a job is its status and the stream of results, so after a crash another maker
-//! continues. It sends again only batches since the last cursor, and each batch counts once. The counted results are collected in
-//! a file.
+//! continues. It sends only the batches since the last cursor again, and each batch counts once. The counted results are collected
+//! in a file.
 
 pub mod bodies;
 mod housekeeping;
@@ -60,7 +60,7 @@ pub struct Maker<E> {
     pub id: String,
     /// The broker.
     pub engine: E,
-    /// The copy of its buckets.
+    /// The copy of the broker's buckets.
     pub mirror: Mirror,
     /// The applications.
     pub apps: CurrentApps,
@@ -68,7 +68,7 @@ pub struct Maker<E> {
     pub metrics: Metrics,
     /// Assets that this process received.
     pub bodies: Bodies,
-    /// Permits to write back results, which needs disk space.
+    /// Permit to write back results, which needs disk space.
     pub write_back: Arc<Semaphore>,
     /// Ends the maker.
     pub stop: CancellationToken,
@@ -77,7 +77,7 @@ pub struct Maker<E> {
 }
 
 impl<E: Engine> Maker<E> {
-    /// Makes all jobs of its applications that have no other maker, until `stop`.
+    /// Runs all jobs of its applications that have no other maker, until `stop`.
     pub async fn run(self) {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
@@ -140,8 +140,8 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one
-    /// leaves the job to other makers for some time.
+    /// Runs a job until it ends, the lease is lost, `stop` is cancelled, or a file cannot be read or written. Another maker may be
+    /// able to use the file, so this one then leaves the job to others for [`RETRY_PAUSE_MAX`].
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease) {
         let lost = lease.lost.clone();
         let pause = tokio::select! {
@@ -153,12 +153,12 @@ impl<E: Engine> Maker<E> {
         self.stop.run_until_cancelled(sleep(pause)).await;
     }
 
-    /// Returns the time for which other makers may take the job.
+    /// Returns the time for which only other makers may take the job.
     async fn make_with_retries(&self, id: &str, app: &Arc<App>) -> Duration {
         let mut pause = RETRY_PAUSE;
         while let Err(error) = self.make_once(id, app).await {
             let text = format!("{RETRIED}: {error:#}");
-            tracing::warn!(job = id, error = text, "failed to transmit or count a job");
+            tracing::warn!(job = id, error = text, "the maker of the job failed");
             let explain = |job: &mut JobStatus| {
                 if job.is_open() && job.revalidator_state != RevalidatorState::Suspended {
                     job.reason = Some(text.clone());
@@ -260,7 +260,7 @@ impl<E: Engine> Maker<E> {
                 let set = |job: &mut JobStatus| job.retry_batch_count = Some(count);
                 job = self.change(id, set).await?;
             }
-            // Of two batches with the same number, the second one may have more assets.
+            // If an earlier maker published a batch with the same number, the later batch may have more assets.
             let has_batches =
                 is_continued && self.engine.jobs_with_messages().await?[0].contains(id);
             if counted.tally.is_complete(&job) && !has_batches {
@@ -269,7 +269,7 @@ impl<E: Engine> Maker<E> {
         }
     }
 
-    /// Suspends a job whose state another program has changed to an impossible one, and restores the `last` one.
+    /// Pauses a job with an impossible state, which another program wrote, and restores the state of `last`.
     fn restore(&self, job: &mut JobStatus, last: &JobStatus) {
         job.server_state.clone_from(&last.server_state);
         (job.batch_count, job.retry_batch_count) = (last.batch_count, last.retry_batch_count);
@@ -291,7 +291,7 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Cancels a job for a reason, or completes a cancellation by others.
+    /// Cancels a job for `reason`; without it, completes a cancellation by another process.
     async fn end_cancelled(&self, id: &str, reason: Option<&str>) -> Result<()> {
         let end = |job: &mut JobStatus| {
             if let Some(reason) = reason {
@@ -311,8 +311,8 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Publishes all assets whose first attempt failed in batches with a mark; returns their number. Repeating it publishes the same
-    /// batches.
+    /// Publishes all assets whose first attempt failed, in batches of attempt 2; returns the number of batches. A repeated call
+    /// publishes the same batches.
     async fn send_retries(&self, id: &str, file: &mut ResultFile) -> Result<u64> {
         let failed = file.failed.clone();
         let batches = failed.chunks(BATCH_ASSETS_MAX);
@@ -324,8 +324,8 @@ impl<E: Engine> Maker<E> {
         Ok(batches.len() as u64)
     }
 
-    /// Publishes a batch; retries while the job is open, because a full stream has room again when workers have progressed. A batch
-    /// of an earlier maker with this number may have other assets, so the message id depends on them.
+    /// Publishes a batch; retries while the job is open, because workers make room in a full stream. The message id depends on the
+    /// assets, because an earlier maker may have published a batch with this number and other assets.
     async fn send(&self, batch: &JobBatch) -> Result<()> {
         let payload = Bytes::from(serde_json::to_vec(batch)?);
         let (job, id) = (&batch.job_id, batch.id());
@@ -377,7 +377,7 @@ impl<E: Engine> Maker<E> {
     }
 }
 
-/// Whether a maker of this program has something to do for a job.
+/// Whether a job needs a maker of this program.
 fn needs_maker(job: &JobStatus) -> bool {
     use ServerState as S;
     let has_ended = matches!(job.server_state, S::Finished | S::Cancelled);

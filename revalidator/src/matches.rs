@@ -1,7 +1,7 @@
 //! Effects on matches of an application of kind `cookies`.
 //!
-//! Changes and removals are sent to a producer, with the time of the page from which the match was read. So any later
-//! sync of a browser replaces them, in any order of arrival. For each confirmed or missing match, a note is written to
+//! Changes and removals are sent to a producer, with the time of the page from which the match was read. So a later
+//! sync of a browser always wins, in any order of arrival. For each confirmed or missing match, a note is written to
 //! a bucket. All effects can be repeated.
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,8 +17,8 @@ use crate::{
     messages::{Asset, AssetResult, Outcome},
 };
 
-/// Maximum ages of the time of a match, when it is requested and when its row is sent. Producers reject rows that are older than 25
-/// hours.
+/// Maximum age of the page of a match when the match is requested, and when its row is sent. Producers reject rows that are older
+/// than 25 hours.
 const REQUEST_MS_MAX: u64 = 24 * 3_600_000;
 const ROW_MS_MAX: u64 = REQUEST_MS_MAX + 3_000_000;
 
@@ -31,7 +31,7 @@ const NOTES_PARALLEL: usize = 32;
 pub struct Note {
     /// When the partner last confirmed it.
     pub confirmed_at: Option<u64>,
-    /// When the partner first did not have it.
+    /// When it was first missing at the partner.
     pub gone_since: Option<u64>,
     /// Time up to which the node was complete when it returned the match.
     pub as_of: Option<u64>,
@@ -56,7 +56,7 @@ pub async fn notes<E: Engine>(engine: &E, app: &App, users: Vec<String>) -> Resu
     notes.try_collect().await
 }
 
-/// Replaces the first sightings in a batch by those that are noted: a client of the streams cannot invent them.
+/// Replaces `gone_since` of the assets by the time in their notes, because a client of the streams could invent it.
 ///
 /// # Errors
 /// When the broker fails.
@@ -73,8 +73,8 @@ pub async fn verify<E: Engine>(engine: &E, app: &App, assets: &mut [Asset]) -> R
     Ok(())
 }
 
-/// Whether the time of a match is past and allows its publication, and its user id can be a segment of a path; otherwise it is not
-/// requested.
+/// Whether a match may be requested: producers still accept rows with its time, which is not in the future, and its user id can be
+/// a path segment.
 pub fn is_publishable(asset: &Asset, now: u64) -> bool {
     let is_segment = !matches!(&*asset.key, "." | "..");
     is_segment && is_younger(asset, REQUEST_MS_MAX, now)
@@ -85,7 +85,7 @@ fn is_younger(asset: &Asset, max: u64, now: u64) -> bool {
     age.is_some_and(|age| age < max)
 }
 
-/// Keeps the matches whose rows producers would reject, because their batch took too long.
+/// Marks matches as kept if producers would reject their rows, because the batch took too long.
 pub fn keep_old(results: &mut [AssetResult], now: u64) {
     let is_old = |it: &&mut AssetResult| !is_younger(&it.asset, ROW_MS_MAX, now);
     for result in results.iter_mut().filter(is_old) {
@@ -102,12 +102,12 @@ pub fn judged(result: &AssetResult) -> Outcome {
     }
 }
 
-/// Whether the partner does not have the match, and had it before.
+/// Whether the match is missing at the partner for the first time.
 pub fn is_first_sighting(result: &AssetResult) -> bool {
     result.outcome == Outcome::Gone && result.asset.gone_since.is_none()
 }
 
-/// Whether a result may remove its match: the partner already did not have it a long time before.
+/// Whether a result may remove its match: it was first missing at least `sightings_apart` ago.
 pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> bool {
     let apart = u64::try_from(cookies.sightings_apart.as_millis()).unwrap_or(u64::MAX);
     let since = result.asset.gone_since;
@@ -139,7 +139,7 @@ pub async fn publish(
     Ok(())
 }
 
-/// Notes confirmed and missing matches; returns how many notes failed.
+/// Writes notes of confirmed and missing matches; returns the number of failed writes.
 pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now: u64) -> u64 {
     let note = |result: &AssetResult| {
         let mut note = Note {
@@ -174,7 +174,7 @@ pub async fn remove(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
     post(cookies, "/v1/deletions", rows).await.map(drop)
 }
 
-/// Sends rows to a producer. Returns the numbers, from 1, of those whose uid it rejects.
+/// Sends rows to a producer. Returns the numbers (from 1) of the rows whose uid it rejects.
 async fn post(
     cookies: &Cookies,
     path: &str,

@@ -21,7 +21,7 @@ pub const VALIDATOR_BYTES_MAX: usize = 512;
 /// Maximum bytes of a job status, as JSON.
 pub const STATUS_BYTES_MAX: usize = 16 << 10;
 
-/// Maximum number of JSON values of other programs in a job status; parsed, each may need ten times its text.
+/// Maximum number of JSON values of other programs in a job status; each may need ten times the memory of its text.
 const OTHER_VALUES_MAX: usize = 64;
 
 /// Maximum bytes of a job id.
@@ -65,7 +65,7 @@ pub enum ServerState {
     /// All batches are published.
     #[serde(rename = "Wait-For-Results")]
     WaitForResults,
-    /// All results are there, and their metadata are being written.
+    /// All results have arrived, and their metadata are being written.
     #[serde(rename = "Processing-Results")]
     ProcessingResults,
     /// The job has ended.
@@ -80,14 +80,14 @@ pub enum ServerState {
 /// Progress of the workers of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RevalidatorState {
-    /// No worker has begun.
+    /// No worker has started.
     #[default]
     Waiting,
     /// Workers process batches.
     Revalidating,
     /// No worker processes batches until `resumeAt`, or until an operator resumes the job.
     Suspended,
-    /// All results are there.
+    /// All results have arrived.
     Finished,
     /// The job was ended early.
     Cancelled,
@@ -108,7 +108,7 @@ pub struct JobStatus {
     pub asset_count: u64,
     /// Number of batches transmitted; their numbers are `0..batchCount`.
     pub batch_count: u64,
-    /// Whether requests have no validators, and each complete response replaces the contents.
+    /// Whether requests are unconditional, and each complete response replaces the contents.
     pub force_update: bool,
     /// Unique id.
     pub job_id: String,
@@ -118,9 +118,9 @@ pub struct JobStatus {
     pub revalidator_state: RevalidatorState,
     /// Progress of the maker.
     pub server_state: ServerState,
-    /// Time of creation, in Unix milliseconds; so are all times.
+    /// Time of creation in Unix milliseconds, like all times.
     pub created_at: u64,
-    /// Time at which the first worker began.
+    /// Time at which the first worker started.
     pub started_at: Option<u64>,
     /// Time at which the job ended.
     pub ended_at: Option<u64>,
@@ -142,7 +142,7 @@ pub struct JobStatus {
     pub counts: Counts,
     /// Position in the source after the transmitted batches; empty at its start.
     pub cursor: String,
-    /// Which assets of the source the job has.
+    /// Selects the assets of the source.
     pub filter: Filter,
     /// Whether the job is a single check, which does not wait for other jobs.
     pub push: bool,
@@ -152,7 +152,7 @@ pub struct JobStatus {
     pub foreign: bool,
     /// Whether an operator has acknowledged the cancellation.
     pub acknowledged: bool,
-    /// Name of the application again if all objects are to be removed.
+    /// Name of the application, to confirm the removal of all objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confirm: Option<String>,
     /// Fields of other programs.
@@ -166,7 +166,7 @@ pub fn is_job_id(id: &str) -> bool {
     (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(is_valid)
 }
 
-/// The number of values in a JSON value, itself included.
+/// Number of values in a JSON value, including itself.
 fn values_in(value: &Value) -> usize {
     1 + match value {
         Value::Array(values) => values.iter().map(values_in).sum(),
@@ -188,7 +188,7 @@ impl JobStatus {
         job.filter(|job| is_valid && job.job_id == id && is_small(job))
     }
 
-    /// Which objects may be removed if the application permits `max`. Without a confirmation, not all of them.
+    /// Which objects may be removed if the application permits `max`. Without a confirmation, never `All`.
     pub fn permitted(&self, max: AllowDelete) -> AllowDelete {
         match self.allow_delete.min(max) {
             AllowDelete::All if self.confirm.as_ref() != Some(&self.app_name) => {
@@ -198,7 +198,7 @@ impl JobStatus {
         }
     }
 
-    /// Whether the job has neither ended nor an unknown state.
+    /// Whether the job has not ended, and its states are known.
     pub fn is_open(&self) -> bool {
         use RevalidatorState as R;
         use ServerState as S;
@@ -218,13 +218,13 @@ impl JobStatus {
     }
 }
 
-/// Which assets of a source a job has.
+/// Selection of the assets of a source for a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Filter {
     /// Minimum seconds since the last check of an asset.
     pub older_than: Option<u64>,
-    /// First characters of the key.
+    /// Prefix of the key.
     pub prefix: Option<String>,
     /// Fraction of the assets, selected by the hash of their keys.
     pub sample: Option<f64>,
@@ -298,7 +298,7 @@ impl JobBatch {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asset {
-    /// Name of the object; empty for the URL.
+    /// Name of the object; empty if it is the URL.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// URL at the origin.
@@ -313,16 +313,16 @@ pub struct Asset {
     /// `Last-Modified` of the stored object, or empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last_modified: String,
-    /// Whether the object was not requested for a long time, so that it is removed without a check.
+    /// Whether the object is removed without a check, because clients have not requested it for a long time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unused: bool,
     /// Of a match: the time up to which its node was complete, in Unix milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<u64>,
-    /// Of a match: the time at which the partner first did not have it, in Unix milliseconds.
+    /// Of a match: the time at which it was first missing at the partner, in Unix milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gone_since: Option<u64>,
-    /// Of a changed match: its new uid, which no message contains.
+    /// Of a changed match: its new uid, which is not part of messages.
     #[serde(skip)]
     pub uid: String,
 }
@@ -337,12 +337,12 @@ impl Asset {
         }
     }
 
-    /// Whether the object has another name than its URL.
+    /// Whether the object has a name other than its URL.
     pub fn has_key(&self) -> bool {
         self.name() != self.url
     }
 
-    /// Whether its length is permitted; a maker adds [`unused`](Self::unused).
+    /// Whether the asset is short enough, even if a maker sets [`unused`](Self::unused).
     pub fn is_short(&self) -> bool {
         serde_json::to_vec(self).is_ok_and(|it| it.len() <= ASSET_BYTES_MAX + 32)
     }
@@ -383,11 +383,11 @@ pub enum Outcome {
     Throttled,
     /// No usable response; the asset is retried.
     Failed,
-    /// A response that no retry improves; the object is kept.
+    /// A response that a retry would not change; the object is kept.
     Unexpected,
     /// A response without a valid uid; the match is kept.
     Malformed,
-    /// The job removes all objects, without requests.
+    /// No request: the job removes all objects, or this unused one.
     Removed,
 }
 
@@ -410,11 +410,11 @@ pub struct AssetResult {
     pub server_response: u64,
     /// Whether the origin failed.
     pub server_error: bool,
-    /// Whether the object was not the one of the origin.
+    /// Whether the stored object differed from the origin.
     pub was_stale: bool,
     /// What the response means.
     pub outcome: Outcome,
-    /// Whether the brake kept the object from being removed.
+    /// Whether the brake prevented the removal of the object.
     pub held_back: bool,
 }
 
@@ -430,7 +430,7 @@ pub enum SubscriptionState {
     Subscribed,
 }
 
-/// The current job of a worker.
+/// State of a worker, with its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Subscription {

@@ -28,9 +28,9 @@ pub struct Metrics {
     pub held_back: IntCounterVec,
     /// Batches whose result was published before.
     pub batches_repeated: IntCounter,
-    /// Notes of matches that were not written.
+    /// Notes of matches that could not be written.
     pub notes_failed: IntCounter,
-    /// Messages that are not valid.
+    /// Invalid messages.
     pub invalid_messages: IntCounter,
     /// Bytes of the results of all jobs.
     pub result_bytes: IntGauge,
@@ -73,14 +73,14 @@ pub fn job_state(job: &JobStatus) -> &'static str {
     }
 }
 
-/// The first part of the reason of a job, which does not depend on texts of other servers.
+/// Beginning of the reason of a job, without texts of other servers.
 fn reason(job: &JobStatus) -> String {
     let reason = job.reason.as_deref().unwrap_or_default();
     let first = reason.split(':').next().unwrap_or_default();
     format!("{first:.100}")
 }
 
-/// Age in milliseconds of the oldest job that a worker could begin at `now`; 0 if there is none.
+/// Age in milliseconds of the oldest job that a worker could start at `now`; 0 if there is none.
 fn longest_wait(jobs: &[Arc<JobStatus>], now: u64) -> u64 {
     let open = candidates(jobs.iter().map(|job| &**job), now).into_iter();
     let waiting = open.filter(|job| job_state(job) == "waiting");

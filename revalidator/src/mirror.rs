@@ -1,7 +1,7 @@
-//! A copy of the buckets of jobs and subscriptions, kept up to date by watching them. One task writes it; makers, workers and pages read it.
+//! Copy of the buckets of jobs and subscriptions, kept up to date by watching them. One task writes it; makers, workers and pages read it.
 //!
-//! The state of a lease follows from this copy: its holder is lost if its revision has not changed for [`LEASE`] on the
-//! clock of the reader. So the clocks of machines need not agree.
+//! The state of a lease follows from this copy: its holder is lost if the revision of its key has not changed for [`LEASE`] on
+//! the clock of the reader. So the clocks of machines need not agree.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ use crate::{
 /// Time without renewal after which a lease is free.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// Maximum numbers of jobs and of other keys, and maximum bytes of such a key and of its value; the excess is ignored.
+/// Maximum numbers of jobs and of other keys, and maximum bytes of a key and of a value that is not a job. The rest is ignored.
 const JOBS_MAX: usize = 5_000;
 const SUBSCRIPTIONS_MAX: usize = 20_000;
 const KEY_BYTES_MAX: usize = 256;
@@ -50,7 +50,7 @@ struct Observed {
 struct Copy {
     jobs: HashMap<String, Arc<JobStatus>>,
     subscriptions: HashMap<String, Observed>,
-    /// Per bucket, whether its entries at the start of the watch are there.
+    /// Per bucket, whether all entries that existed at the start of the watch have arrived.
     is_current: [bool; 2],
 }
 
@@ -59,7 +59,7 @@ struct Copy {
 pub enum LeaseState {
     /// It has no holder.
     Free,
-    /// Its holder is lost; the revision to replace.
+    /// Its holder is lost. Contains the revision to replace.
     Lost(u64),
     /// Its holder renews it.
     Held,
@@ -117,7 +117,7 @@ impl Mirror {
         self.job(id).is_some_and(|job| job.is_open())
     }
 
-    /// Repeats a call of the broker until it succeeds; false if the job has ended before.
+    /// Repeats a call to the broker until it succeeds; false if the job ends first.
     pub async fn repeat<C: Call<()>>(&self, job: &str, call: impl Fn() -> C) -> bool {
         while let Err(error) = call().await {
             tracing::debug!(
@@ -168,7 +168,7 @@ impl Mirror {
         lost.map(|(key, it)| (key.clone(), it.revision)).collect()
     }
 
-    /// Applies an entry. If it replaced an open job by an invalid status, returns the last valid one, suspended.
+    /// Applies an entry. If an invalid status replaced an open job, returns the last valid status, suspended.
     fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
         let mut copy = self.write();
         let key = &entry.key;
@@ -202,7 +202,7 @@ impl Mirror {
             },
             (_, Some(mut value)) => {
                 value.truncate(SUBSCRIPTION_BYTES_MAX);
-                // A watch that begins again repeats entries; they are not renewals.
+                // A restarted watch repeats entries, which are not renewals.
                 let is_seen = |it: &Observed| it.revision == entry.revision && it.value == value;
                 if copy.subscriptions.get(&entry.key).is_some_and(is_seen) {
                     return None;
@@ -251,7 +251,7 @@ impl Mirror {
             if let Some(last) = self.apply(bucket, entry) {
                 let value = serde_json::to_vec(&last)?.into();
                 let id = &last.job_id;
-                // Another process may have replaced it.
+                // Without effect if another process has already replaced the entry.
                 let replaced = engine.compare_and_set(bucket, id, value, Some(revision));
                 replaced.await?;
             }
@@ -259,7 +259,7 @@ impl Mirror {
     }
 }
 
-/// A job with the defaults of an application that does not exist yet. Times are Unix milliseconds.
+/// A status for a new job, with the defaults of an application. Times are Unix milliseconds.
 pub fn new_job(app: &App, id: String, now: u64) -> JobStatus {
     JobStatus {
         app_name: app.name.clone(),
@@ -297,8 +297,8 @@ pub async fn change_job<E: Engine>(
     change_job_of(engine, id, None, change).await
 }
 
-/// Like [`change_job`], while the job has this maker. A maker that was suspended may have lost its lease without noticing. The
-/// lease is read after the job, so changes of a later maker make the revision of the job differ.
+/// Like [`change_job`], if `maker` still has the lease of the job: a suspended process may have lost it without noticing. The lease
+/// is read after the job, so a change by a later maker causes a conflict.
 ///
 /// # Errors
 /// When the engine fails, or the lease is lost.
@@ -325,7 +325,7 @@ pub async fn change_job_of<E: Engine>(
         ensure!(value.len() <= STATUS_BYTES_MAX, "job status too large");
         if let Some(maker) = maker {
             let lease = engine.get(Bucket::Subscriptions, &maker_key(id)).await?;
-            // The process that received the assets of a job has its lease by the id of the job.
+            // The process that received the assets of a job acquired the lease with the id of the job as holder.
             let is_own = lease.is_some_and(|(holder, _)| holder == maker || holder == id);
             ensure!(is_own, "the lease is lost");
         }

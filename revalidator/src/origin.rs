@@ -20,10 +20,10 @@ use crate::{
 
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum time of a response, without a wait for memory.
+/// Timeout of a response, excluding the wait for memory.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where assets are requested: over HTTP, or from a simulation.
+/// Responds to requests for assets: over HTTP, or in a simulation.
 pub trait Origin: Clone + Send + Sync + 'static {
     /// Requests an asset, with its validators if `is_conditional`.
     fn request(
@@ -34,7 +34,7 @@ pub trait Origin: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-/// Origins on the network, with a permit for each byte of the bodies whose objects are not stored yet.
+/// Origins on the network. The semaphore bounds the bytes of bodies that are not stored yet.
 #[derive(Debug, Clone)]
 pub struct HttpOrigin(pub Arc<Semaphore>);
 
@@ -107,7 +107,7 @@ impl HttpOrigin {
                 .all(|it| it.as_bytes().eq_ignore_ascii_case(is.as_bytes()))
         };
         let is_encoded = !all(header::CONTENT_ENCODING, "identity");
-        // The end of other bodies is that of the connection, so they may be cut.
+        // Other bodies end with their connection, so a truncated one cannot be detected.
         let has_transfer = response.headers().contains_key(header::TRANSFER_ENCODING);
         let is_chunked = has_transfer && all(header::TRANSFER_ENCODING, "chunked");
         let has_end = is_chunked || (response.content_length().is_some() && !has_transfer);

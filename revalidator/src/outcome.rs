@@ -120,7 +120,7 @@ fn content(
     (outcome, asset)
 }
 
-/// The asset with the validators of a 304, which replace its own only if they are there.
+/// The asset with the validators of a 304, which replace its own only if present.
 fn refreshed(asset: &Asset, response: &Response) -> Asset {
     let newer = |new: &str, old: &str| match validator(new) {
         new if new.is_empty() => old.to_owned(),

@@ -21,8 +21,8 @@ impl TryFrom<String> for Schedule {
 }
 
 impl Schedule {
-    /// The newest firing after `last` and up to `now`, in Unix milliseconds. Earlier ones that were missed are skipped, and so are
-    /// those before the last 24 hours.
+    /// The newest firing after `last` and up to `now`, in Unix milliseconds. Earlier missed firings, and firings more than
+    /// 24 hours ago, are skipped.
     pub fn due(&self, last: u64, now: u64) -> Option<u64> {
         let mut from = last.max(now.saturating_sub(DAY_MS));
         let mut due = None;

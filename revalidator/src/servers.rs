@@ -22,7 +22,7 @@ const RESPONSE_BYTES_MAX: usize = 4 << 20;
 struct Settings {
     urls: Vec<String>,
     token_file: Option<PathBuf>,
-    /// Certificates of additional authorities.
+    /// PEM file with additional CA certificates.
     ca_file: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ pub struct Servers {
 /// The first token of a file.
 ///
 /// # Errors
-/// When the file cannot be read or has none; without any part of a token.
+/// When the file cannot be read or has no token. The error contains no part of a token.
 pub fn token(path: &Path) -> Result<String, String> {
     let contents = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let tokens = Tokens::<()>::parse(&contents);

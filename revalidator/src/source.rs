@@ -1,6 +1,6 @@
 //! The assets file of an application of kind `list`: one JSON object per line, with the metadata of the stored object.
 //!
-//! A maker can resume reading at a stored position. At the end of a job, a copy with the results replaces it. Fields of
+//! A maker can resume reading at a stored position. At the end of a job, a copy with the results replaces the file. Fields of
 //! other programs are kept. The assets of a request are in a file whose first line describes the job.
 
 mod result_file;
@@ -113,8 +113,8 @@ pub fn check_size(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the assets of a request, after a line that describes their job; returns that line, the position after it, and whether an
-/// asset has a key other than its URL.
+/// Checks the assets of a request. Returns the first line, which describes the job, the position after it, and whether an asset has
+/// a key other than its URL.
 ///
 /// # Errors
 /// When the file cannot be read or has an invalid line; the error names the line.
@@ -157,7 +157,7 @@ impl Lines {
         loop {
             self.line.clear();
             let max = ASSET_BYTES_MAX;
-            // One more line end, of two bytes.
+            // Includes a line end of two bytes.
             let mut rest = (&mut self.reader).take(max as u64 + 2);
             let count = rest.read_until(b'\n', &mut self.line)?;
             self.number += 1;

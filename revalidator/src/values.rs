@@ -27,7 +27,7 @@ pub(crate) fn optional_duration<'de, D: Deserializer<'de>>(
     duration(deserializer).map(Some)
 }
 
-/// Names in the form that URLs have: lower case, with other characters than ASCII encoded.
+/// Deserializes host names in the form used in URLs: lower case, with non-ASCII characters encoded.
 pub(crate) fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {

@@ -38,7 +38,7 @@ use crate::{
 /// Time between two reports of a worker's state.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Wait for the next batch of a job.
+/// Maximum wait for the next batch of a job.
 const BATCH_WAIT: Duration = Duration::from_secs(2);
 
 /// Maximum number of jobs with a [`Memory`].
@@ -51,15 +51,15 @@ pub struct Worker<E, O> {
     pub id: String,
     /// The broker.
     pub engine: E,
-    /// The copy of its buckets.
+    /// The copy of the broker's buckets.
     pub mirror: Mirror,
     /// The applications.
     pub apps: CurrentApps,
     /// Checks batches.
     pub checker: Checker<O>,
-    /// No further batch is begun after it is cancelled.
+    /// If cancelled, the worker starts no further batch.
     pub stop: CancellationToken,
-    /// The current batch is released when it is cancelled.
+    /// If cancelled, the worker releases its current batch.
     pub abort: CancellationToken,
     /// Clock of jobs, in Unix milliseconds.
     pub clock: fn() -> u64,
@@ -92,7 +92,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             () = self.report(&key, state.subscribe()) => {}
         }
         let deleted = self.engine.delete(Bucket::Subscriptions, &key, None);
-        // Otherwise it expires.
+        // If this fails, the key expires.
         drop(timeout(RETRY_PAUSE, deleted).await);
     }
 
@@ -184,8 +184,8 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         open.filter(|(.., slots)| !slots.is_empty()).collect()
     }
 
-    /// Acquires a slot of the first job that has one: single checks first, except after one, so that other jobs progress, too. The
-    /// `last` job is the last choice if it had no batch.
+    /// Acquires a slot of the first job that has one. Single checks come first, except after a single check, so that other jobs
+    /// progress. The `last` job comes last if it had no batch.
     async fn subscribe(
         &self,
         state: &watch::Sender<Subscription>,
@@ -245,7 +245,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             {
                 return Ok(false);
             }
-            // Another job, or a single check while there are batches.
+            // While there are batches, only a single check needs the worker more.
             let needs = |it: &JobStatus| it.job_id != job.job_id && (is_idle || it.push);
             if worker.open_jobs().iter().any(|(_, it, _)| needs(it)) {
                 return Ok(is_idle);
@@ -311,7 +311,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         let Some(Ok((results, times))) = checked else {
             self.memory.interrupted = Some((hash, progress));
             if let Some(Err(suspension)) = checked {
-                // A throttled batch lowers it when it is complete.
+                // A throttled batch lowers the concurrency when it is complete.
                 if suspension.1.is_none() {
                     self.memory.controller.lower();
                 }
@@ -339,7 +339,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         Ok(worker.mirror.repeat(self.id, send).await)
     }
 
-    /// Ends when no request of the job may be sent.
+    /// Waits until the job may send no more requests.
     async fn blocked(&self) {
         let mut changes = self.worker.mirror.changes();
         let candidates = || self.worker.candidates().into_iter();
@@ -353,7 +353,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             jobs::suspend(job, &reason, time, (self.worker.clock)());
         };
         let job = change_job(&self.worker.engine, self.id, suspend).await?;
-        // Only the first one since a result.
+        // Only the first suspension since a result is logged.
         if job.is_some_and(|job| job.suspensions == 1) {
             tracing::warn!(job = self.id, reason, "job suspended");
         }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-// Named so that the longest test begins first.
+// Named so that the longest test starts first.
 #[path = "program/kills.rs"]
 mod a8_kills;
 #[path = "program/broker.rs"]
@@ -27,12 +27,12 @@ use serde_json::Value;
 
 use harness::{Cluster, Origin, Revalidator, answer};
 
-/// Number of a path.
+/// The number in a path.
 pub(crate) fn number(path: &str) -> usize {
     path.trim_start_matches('/').parse().unwrap()
 }
 
-/// The sources lines by key.
+/// The lines of the assets file.
 fn lines(cluster: &Cluster) -> Vec<Value> {
     let text = fs::read_to_string(cluster.path("assets.ndjson")).unwrap();
     text.lines()
@@ -40,7 +40,7 @@ fn lines(cluster: &Cluster) -> Vec<Value> {
         .collect()
 }
 
-/// Batch numbers of all results of a job, on each page.
+/// Batch numbers of all results of a job, per page.
 async fn batches_by_page(one: &Revalidator, id: &str) -> Result<Vec<Vec<u64>>> {
     let (mut pages, mut next) = (Vec::new(), 0);
     loop {
@@ -110,7 +110,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
         assert_eq!(counts[outcome], count, "{outcome}: {job}");
     }
     assert!(origin.requests().values().all(|count| *count == 1));
-    // Each process has the workers of all.
+    // Each process exports the workers of all processes.
     let samples = launcher::admin::metrics(&one.admin).await?;
     assert_eq!(
         samples.by_label("revalidator_concurrency", "worker").len(),
@@ -146,7 +146,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
             .await?,
         1
     );
-    // Nothing has changed since: objects of this kind answer 200 with equal bodies, or 304.
+    // Nothing has changed since: the origin returns 200 with equal bodies, or 304.
     let id = one.create("{\"app\": \"shop\"}").await?;
     let job = one.wait_finished(&id).await?;
     assert_eq!(

@@ -11,7 +11,7 @@ use crate::{
     values::duration,
 };
 
-/// The part of the URL template that is replaced by the user id.
+/// The placeholder of the user id in the URL template.
 const USER: &str = "{user}";
 
 const TEMPLATE_ERROR: &str =
@@ -34,11 +34,11 @@ pub enum NullMeans {
     /// Nothing: the match is kept.
     #[default]
     Keep,
-    /// That the match is gone.
+    /// The match is gone.
     Gone,
 }
 
-/// Settings of this kind only.
+/// Settings of applications of kind `cookies` only.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cookies {
@@ -48,9 +48,9 @@ pub struct Cookies {
     /// Age at which a match is checked.
     #[serde(default, deserialize_with = "duration")]
     pub after: Duration,
-    /// Nodes that have the matches; `None` only together with an error.
+    /// Nodes with the matches; `None` only if the settings are invalid.
     pub nodes: Option<Servers>,
-    /// Producers that publish changes; `None` only together with an error.
+    /// Producers that publish changes; `None` only if the settings are invalid.
     pub producers: Option<Servers>,
     #[serde(default)]
     url: String,
@@ -58,7 +58,7 @@ pub struct Cookies {
     /// What a response without a uid means.
     #[serde(default)]
     pub null_means: NullMeans,
-    /// Minimum time between the two responses that remove a match.
+    /// Minimum time between the two responses that cause the removal of a match.
     #[serde(default = "one_day", deserialize_with = "duration")]
     pub sightings_apart: Duration,
 }
@@ -68,7 +68,7 @@ fn one_day() -> Duration {
 }
 
 impl Cookies {
-    /// Errors of the settings; `allowed` parses a permitted URL.
+    /// Errors of the settings. `allowed` parses a URL if requests to it are permitted.
     pub(super) fn errors(&self, allowed: impl Fn(&str) -> Option<Url>) -> Vec<String> {
         let urls = ["a", "b"].map(|user| allowed(&self.url(user)));
         let is_template = matches!(&urls, [Some(a), Some(b)] if a.origin() == b.origin() && a != b);
@@ -92,7 +92,7 @@ impl Cookies {
         self.url.replace(USER, &encoded)
     }
 
-    /// The token for the partner, if there is one. An unreadable file counts as none, so that the partner refuses the request.
+    /// The token for the partner, if there is one. An unreadable file counts as none; the partner then refuses the request.
     pub fn token(&self) -> Option<String> {
         token(self.token_file.as_deref()?).ok()
     }

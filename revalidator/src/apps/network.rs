@@ -1,7 +1,7 @@
 //! The HTTP client of an application, and the hosts and addresses that it may reach.
 //!
 //! Requests are sent only to listed hosts and public addresses, over HTTPS; the settings list exceptions. Addresses are
-//! checked when connecting. No redirect is followed, and no proxy is used.
+//! checked when connecting. Redirects are not followed, and proxies are not used.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ impl AppSettings {
         is_public(address) || self.allow_networks.iter().any(|it| it.contains(&address))
     }
 
-    /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
+    /// Parses a URL; `None` if requests to it are not allowed. Addresses of names are checked later, when connecting.
     pub fn allowed(&self, text: &str) -> Option<Url> {
         let url = http_url(text).filter(|_| text.len() <= URL_BYTES_MAX)?;
         let host = url.host()?.to_owned();
@@ -68,7 +68,7 @@ impl Resolve for Resolver {
     }
 }
 
-/// Networks with a special purpose, of IANA's registries.
+/// Special-purpose networks of the IANA registries.
 const SPECIAL: &str = "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 \
                        192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 \
                        224.0.0.0/3 2001::/23 2001:db8::/32 2002::/16 3fff::/20";
@@ -78,7 +78,7 @@ static SPECIAL_NETWORKS: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
     networks.map(|it| it.expect("a valid network")).collect()
 });
 
-/// Whether an address is on the public internet. One that contains an IPv4 address is public only if that one is.
+/// Whether an address is on the public internet. An IPv6 address that contains an IPv4 address is public only if the latter is.
 fn is_public(address: IpAddr) -> bool {
     let address = match address.to_canonical() {
         // NAT64 with the well-known prefix.

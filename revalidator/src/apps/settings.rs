@@ -52,14 +52,14 @@ pub enum Overlap {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppSettings {
-    /// `list`, for files or metadata of objects that are stored elsewhere, or `cookies`, for matches of a DSP.
+    /// `list` for files, or for metadata of objects stored elsewhere; `cookies` for matches of a DSP.
     #[serde(default)]
     pub(super) kind: String,
-    /// Settings of matches.
+    /// Settings of kind `cookies`.
     pub cookies: Option<Cookies>,
-    /// File of its assets, one JSON object per line; without it, each job provides its assets.
+    /// File of its assets, one JSON object per line; `None` if each job provides its assets.
     pub assets: Option<PathBuf>,
-    /// Where its objects are stored; without it, only their metadata are.
+    /// Where its objects are stored; `None` for metadata only.
     pub contents: Option<Contents>,
     /// Allowed hosts.
     #[serde(default, deserialize_with = "hosts")]
@@ -67,7 +67,7 @@ pub struct AppSettings {
     /// Hosts that are allowed without TLS.
     #[serde(default, deserialize_with = "hosts")]
     pub http_hosts: Vec<Host>,
-    /// Certificates of additional authorities.
+    /// PEM file with additional CA certificates.
     pub ca_file: Option<PathBuf>,
     /// Networks that are allowed although they are not public.
     #[serde(default)]
@@ -75,7 +75,7 @@ pub struct AppSettings {
     /// Which objects a job may remove.
     #[serde(default)]
     pub allow_delete: AllowDelete,
-    /// Maximum fraction of a batch whose objects are removed.
+    /// Maximum fraction of the objects of a batch that a job removes.
     #[serde(default = "default_brake")]
     pub brake: f64,
     /// What happens to an object whose requests failed twice.
@@ -84,7 +84,7 @@ pub struct AppSettings {
     /// Statuses that mean that an object is gone.
     #[serde(default = "default_gone_on")]
     pub gone_on: Vec<u16>,
-    /// Parts of bodies that are removed before the digest.
+    /// Patterns of text that is removed from bodies before computing the digest.
     #[serde(default, deserialize_with = "patterns")]
     pub normalize: Vec<Regex>,
     /// Maximum bytes of a body.
@@ -93,17 +93,17 @@ pub struct AppSettings {
     /// Workers per job.
     #[serde(default = "default_workers")]
     pub workers: u32,
-    /// Limit and counter that restrict the requests, with a slash between.
+    /// Limit and counter of the requests at the limiter: `LIMIT/COUNTER`.
     pub limit: Option<String>,
     /// When jobs are created.
     pub schedule: Option<Schedule>,
     /// What the schedule does while an earlier job is open.
     #[serde(default)]
     pub overlap: Overlap,
-    /// Time without a request after which an object is removed before a job.
+    /// Age of `requestedAt` beyond which an object is removed without a check.
     #[serde(default, deserialize_with = "optional_duration")]
     pub prune_after: Option<Duration>,
-    /// Bounds of parallel requests.
+    /// Control of parallel requests.
     #[serde(default)]
     pub concurrency: concurrency::Settings,
 }
@@ -163,7 +163,7 @@ impl AppSettings {
         check(is_limit, "limit: use LIMIT/COUNTER");
         let found = self.cookies.as_ref();
         let found = found.map(|it| it.errors(|url| self.allowed(url)));
-        // Without hosts, no URL is allowed.
+        // Without hosts, every URL is rejected.
         let is_cause = |it: &String| !self.hosts.is_empty() || !it.starts_with("cookies.url");
         errors.extend(found.into_iter().flatten().filter(is_cause));
         errors
@@ -175,7 +175,7 @@ fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_valid)
 }
 
-/// Whether a status can mean that an object is gone: others refuse or throttle requests.
+/// Whether a status can mean that an object is gone. Other statuses refuse or throttle requests.
 fn is_gone_status(status: &u16) -> bool {
     (400..500).contains(status) && ![401, 403, 407, 408, 429].contains(status)
 }

@@ -123,10 +123,10 @@ fn invalid_version_of_the_file_is_rejected_completely() {
     let flag = NamedFile::from_flag("--apps", &file.path().display().to_string());
     let reloader = Reloader::load(File(flag.unwrap())).unwrap();
     let first = reloader.current();
-    // The first application is another one, and valid.
+    // The first application is valid, but has a different name.
     let invalid = one.replace("one", "two") + "[apps.three]\nkind = \"list\"\nworkers = \"x\"\n";
     write(&invalid);
-    // A file that is being written may be incomplete, so the second look decides.
+    // A file may be read while it is written, so only the second attempt reports errors.
     for _ in 0..2 {
         reloader.reload_once();
         assert!(Arc::ptr_eq(&first, &reloader.current()));

@@ -18,7 +18,7 @@ thread_local! {
     static NOW: Cell<u64> = const { Cell::new(DAY_MS) };
 }
 
-/// Status, body and response time of an asset, by its number.
+/// Status, body and response time in milliseconds of an asset, by its number.
 type Behavior = dyn Fn(u64) -> (u16, &'static str, u64) + Send + Sync;
 
 /// An origin with a known behavior; clones share it.
@@ -240,7 +240,7 @@ async fn object_that_cannot_be_stored_or_removed_suspends_the_job() {
             0..10 => (status, "new", 10),
             _ => (200, "old", 10),
         });
-        // A file is in the place of the directory, or a directory in the place of a file.
+        // A directory exists where a file is expected, or the reverse.
         let path = setup.app.settings.contents.as_ref().unwrap().path("3");
         if gone(3) {
             fs::create_dir_all(path.join("x")).unwrap();
@@ -261,7 +261,7 @@ async fn throttled_batch_stops_and_resumes_where_it_stopped() {
     let mut setup = Setup::new(move |number| {
         let mut requests = requests.lock().unwrap();
         *requests += 1;
-        // Quotas of 20 requests; the next one demands a pause. Others are slow.
+        // After every 20 requests, one is throttled. It is faster than the others.
         match *requests % 21 {
             0 => (429, "", 10),
             _ => (304, "", 10 + number),
@@ -282,7 +282,7 @@ async fn throttled_batch_stops_and_resumes_where_it_stopped() {
     };
     assert!(began.elapsed() < Duration::from_secs(10));
     assert!(results.iter().all(|it| it.outcome == Outcome::Fresh));
-    // Requests in progress are repeated.
+    // Requests in progress are sent again.
     let requests = setup.requests();
     assert!(results.len() == 100 && pauses >= 4, "{pauses}");
     assert!((100 + pauses..=100 + pauses * PLAN.concurrency).contains(&requests));
@@ -324,7 +324,7 @@ async fn forced_requests_have_no_conditions_and_replace_equal_objects() {
     assert_eq!(unconditional.len(), 100);
 }
 
-/// Results of matches that the partner does not have below these numbers; some were missing before. The last response arrives `late`.
+/// Results of matches, of which those below `missing` are gone, some for the second time. The last response is `late` ms later.
 async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetResult> {
     let mut setup = Setup::new(move |number| {
         NOW.set(DAY_MS + if number == 99 { late } else { 0 });
@@ -335,7 +335,7 @@ async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetR
     check_matches(setup, 0, "").await.unwrap()
 }
 
-/// Checks matches with a producer that rejects the first published ones for this reason.
+/// Checks matches with a producer that rejects the first `rejected` rows for `reason`.
 async fn check_matches(
     mut setup: Setup,
     rejected: usize,

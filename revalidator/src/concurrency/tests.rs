@@ -15,7 +15,7 @@ fn settings(mode: Mode, max: usize) -> Settings {
     }
 }
 
-/// Sends requests with a constant number in parallel; returns the response times, and the time at which the last one ended.
+/// Sends requests at constant concurrency; returns the response times, and the time of the last response.
 fn send(
     origin: Origin,
     count: usize,
@@ -79,8 +79,8 @@ fn run(settings: Settings, origin: Origin, assets: usize) -> Run {
     }
 }
 
-/// Rows 1 to 20 of the table in annex 1. Row 1 of the table shows 6 requests, although its 100 ms are not above 350 ms; so the rule of
-/// section 5.3 gives 8. All other rows follow the rule.
+/// Rows 1 to 20 of the table in annex 1 of the original design. Row 1 shows 6 requests, but its 100 ms are not above 350 ms, so the
+/// rule of section 5.3 gives 8. All other rows follow the rule.
 #[test]
 fn a1_staircase_of_the_paper() {
     const ROWS: [u64; 20] = [

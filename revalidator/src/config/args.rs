@@ -62,9 +62,9 @@ pub struct WorkArgs {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Leave it to other processes to transmit the assets of jobs and count their results (run no maker)
+    /// Run no maker: other processes transmit the assets of jobs and count the results
     ///
-    /// If a maker cannot read the assets file of a job, another maker transmits it.
+    /// A job whose assets file a maker cannot read is transmitted by another maker.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 

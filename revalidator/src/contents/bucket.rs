@@ -1,6 +1,6 @@
 //! Objects in a bucket of S3, or of a server with its API.
 //!
-//! Credentials, region and endpoint are in the variables of Amazon's own clients, such as `AWS_ACCESS_KEY_ID`. An
+//! Credentials, region and endpoint come from the environment variables of Amazon's clients, such as `AWS_ACCESS_KEY_ID`. An
 //! object is replaced atomically, and removing a missing object succeeds.
 
 use std::{path::Path, time::Duration};
@@ -15,14 +15,14 @@ use object_store::{
 
 use crate::client::builder;
 
-/// Maximum time of a request. Up to ten more follow within three minutes.
+/// Timeout of a request. Up to ten retries follow within three minutes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A bucket; clones share its connections.
 #[derive(Debug, Clone)]
 pub(super) struct Bucket(AmazonS3);
 
-/// Creates HTTP clients with the settings of all others.
+/// Creates HTTP clients with the same settings as all other clients.
 #[derive(Debug)]
 struct Connector;
 

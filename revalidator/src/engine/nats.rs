@@ -1,6 +1,6 @@
 //! NATS JetStream: three buckets, a work queue for batches, and a stream for results.
 //!
-//! Only features of nats-server 2.9 are used.
+//! Uses only features of nats-server 2.9.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -30,7 +30,7 @@ const RESULTS: &str = "revalidator.results.";
 const MESSAGE_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const STREAM_BYTES_MAX: i64 = 1 << 30;
 
-/// Longer than any job and any ended job that is kept, so that only deletion markers and the keys of lost workers expire.
+/// Longer than a job and its retention together, so that only deletion markers and keys of lost workers expire.
 const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BUCKET_BYTES_MAX: i64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub struct Nats {
     results: stream::Stream,
 }
 
-/// The server, or an existing stream or bucket, has other settings.
+/// Unsuitable settings of the server, or of an existing stream or bucket.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OtherSettings(String);
@@ -54,7 +54,7 @@ impl Nats {
     /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets.
     ///
     /// # Errors
-    /// When no server is available; [`OtherSettings`] if messages would be too large, or a stream has other settings.
+    /// When no server is available; [`OtherSettings`] if messages would be too large, or a stream has unexpected settings.
     pub async fn connect(urls: &str) -> Result<Self> {
         let options = ConnectOptions::new()
             .name("revalidator")
@@ -146,7 +146,7 @@ async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Sto
     store.with_context(|| format!("cannot open bucket {name}"))
 }
 
-/// Compares the settings of a stream that this program relies on. The number of replicas is the operator's.
+/// Checks the settings of a stream that this program relies on. The operator may choose the number of replicas.
 fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
     let name = &expected.name;
     let (expected, found) = (
@@ -159,7 +159,7 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
         ensure!(
             expected == found,
             OtherSettings(format!(
-                "stream {name} exists with other settings: {setting} is {found}, not {expected}; remove it, or use another NATS account"
+                "stream {name} exists with other settings: {setting} is {found}, not {expected}; remove the stream, or use another account"
             ))
         );
     }

@@ -29,7 +29,7 @@ use crate::{
     source::{self, TooLarge},
 };
 
-/// Maximum assets of all single checks in a second.
+/// Maximum number of assets per second in all single checks.
 const CHECKS_PER_SECOND: f64 = 50.0;
 
 /// Description of a job by a client.
@@ -41,7 +41,7 @@ struct JobRequest {
     allow_delete: AllowDelete,
     force_update: bool,
     revalidators_needed: Option<u32>,
-    /// Name of the application again, to remove all objects.
+    /// Name of the application, repeated to confirm the removal of all objects.
     confirm: Option<String>,
     /// Assets of a single check.
     assets: Vec<Value>,
@@ -94,7 +94,7 @@ impl JobRequest {
             confirm: self.confirm.clone().filter(|_| removes_all),
             ..new_job(app, id, now)
         };
-        // It grows until the job ends.
+        // The status grows until the job ends.
         if serde_json::to_vec(&job).is_ok_and(|it| it.len() > STATUS_BYTES_MAX / 2) {
             return Err(invalid("filter.prefix: too long"));
         }
@@ -111,8 +111,8 @@ fn media_type(head: &Parts) -> String {
 }
 
 impl<E: Engine> Api<E> {
-    /// Creates a job. The first line of an NDJSON body describes it, and every other line is an asset. `is_check` is a single check,
-    /// whose assets are part of the description.
+    /// Creates a job. The first line of an NDJSON body describes the job, and every other line is an asset. With `is_check`, creates a
+    /// single check, whose assets are part of the description.
     pub(super) async fn create_job(
         &self,
         head: &Parts,
@@ -165,7 +165,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::TOO_MANY, "too many open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("this process has no maker: use one with a maker"));
+            return Err(invalid("started with --no-maker: use another process"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
@@ -192,7 +192,7 @@ impl<E: Engine> Api<E> {
     fn check_assets(&self, request: &JobRequest) -> Result<Vec<Asset>, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
-            return Err(invalid("assets: use 1 to 100; allowDelete: not `all`"));
+            return Err(invalid("assets: use 1 to 100; allowDelete: not all"));
         }
         let budget = self.budget.lock();
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
@@ -216,7 +216,7 @@ async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asse
     engine.send_batch(&job.job_id, &id, payload.into()).await
 }
 
-/// Receives and checks the assets of a body; returns also the description before them.
+/// Receives a body, and checks its assets; returns the description of the job, and the assets.
 async fn receive(body: &mut Incoming) -> Result<(Vec<u8>, Body), Problem> {
     let many = |_| Problem::new(problem::TOO_MANY, "too many bodies with assets").retry_after(60);
     let permit = LARGE_BODIES.try_acquire().map_err(many)?;

@@ -41,7 +41,7 @@ fn one_bulk_job_of_an_application_is_processed_at_a_time() {
     ];
     jobs[2].push = true;
     check(&jobs, 9, &["a", "c", "d"]);
-    // A suspended job keeps its place.
+    // A suspended job keeps its position.
     suspend(&mut jobs[0], "down", None, 9);
     check(&jobs, 10, &["c", "d"]);
     cancel(&mut jobs[0], "by an operator", 11);
@@ -86,7 +86,7 @@ fn throttled_job_stops_all_jobs_of_its_application_for_the_demanded_time() {
     suspend(&mut jobs[1], THROTTLED, Some(u64::MAX), 10);
     check(&jobs, 10 + GIVE_UP_MS - 1, &["c"]);
     check(&jobs, 10 + GIVE_UP_MS, &["a", "b", "c"]);
-    // A demand does not end a pause.
+    // A demand of the origin does not end a pause by an operator.
     pause(&mut jobs[0], 13);
     suspend(&mut jobs[0], THROTTLED, Some(1), 14);
     check(&jobs, 10 + GIVE_UP_MS, &["b", "c"]);
@@ -107,7 +107,7 @@ fn end_or_pause_of_a_throttled_job_does_not_end_the_demand() {
         end(&mut jobs[0]);
         check(&jobs, 90_008, &["c"]);
         check(&jobs, 90_009, &["b", "c"]);
-        // An operator decides otherwise.
+        // An operator can resume the job earlier.
         resume(&mut jobs[0], 11);
         jobs[0].server_state = ServerState::Finished;
         check(&jobs, 12, &["b", "c"]);
@@ -186,7 +186,7 @@ fn half_of_a_batch_failed_suspends() {
     assert_eq!(judged(49, 51, 1), Ok(20));
     assert_eq!(judged(50, 50, 1), suspended);
     assert_eq!((judged(4, 0, 1), judged(5, 5, 1)), (Ok(0), suspended));
-    // The marked batch: its assets have failed before.
+    // A batch of attempt 2: its assets have failed before.
     assert_eq!(judged(49, 0, 2), Ok(9));
 }
 

@@ -26,8 +26,8 @@ const SCHEDULE: &str = "schedule.";
 const INTERVAL_MS: u64 = 10_000;
 
 impl<E: Engine> Maker<E> {
-    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time. `strays` are the ids of jobs that had
-    /// messages then, but did not exist.
+    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time. `strays` are the ids that had messages
+    /// but no job in the last run.
     pub(super) async fn keep_house(
         &self,
         last: &mut u64,
@@ -57,8 +57,8 @@ impl<E: Engine> Maker<E> {
         self.remove_ended(&jobs, before, now).await
     }
 
-    /// Cancels an overdue job, and removes the batches of a cancelled one, including jobs of other programs and unknown
-    /// applications. A job that cannot be changed is removed.
+    /// Cancels an overdue job, and removes the batches of a cancelled one. Includes jobs of other programs and of unknown
+    /// applications. Removes an overdue job that cannot be changed.
     async fn end_overdue(&self, job: &JobStatus, has_batches: bool, now: u64) -> Result<()> {
         let is_complete = job.server_state == ServerState::Cancelled && !has_batches;
         if correct(&mut job.clone(), now) {
@@ -77,14 +77,14 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Removes messages of jobs that do not exist. They may be created after their messages, so they are removed at the second
+    /// Removes messages of jobs that do not exist. A job may be created after its messages, so they are removed only by the second
     /// check.
     async fn remove_strays(
         &self,
         mut found: HashSet<String>,
         strays: &mut HashSet<String>,
     ) -> Result<()> {
-        // Wildcards would remove those of other jobs.
+        // Wildcards would remove messages of other jobs.
         found.retain(|id| self.mirror.job(id).is_none() && !id.contains(['*', '>']));
         for id in found.intersection(strays) {
             // The copy of the bucket may be late.
@@ -124,7 +124,7 @@ impl<E: Engine> Maker<E> {
                     self.engine.purge(id, true).await?;
                     self.engine.delete(Bucket::Jobs, id, None).await?;
                 } else if is_shown && age / DAY_MS != last.saturating_sub(at) / DAY_MS {
-                    // The bucket removes old keys.
+                    // Written again, because the bucket removes old keys.
                     if let Some((it, revision)) = self.engine.get(Bucket::Jobs, id).await? {
                         let revision = Some(revision);
                         let set = self.engine.compare_and_set(Bucket::Jobs, id, it, revision);
@@ -136,7 +136,7 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Creates the jobs of schedules: one per firing, with any number of makers.
+    /// Creates the jobs of schedules: one per firing, however many makers run.
     async fn fire(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
         for app in (self.apps)().iter() {
             let Some(schedule) = &app.settings.schedule else {
@@ -148,7 +148,7 @@ impl<E: Engine> Maker<E> {
             let last = found.and_then(|it| serde_json::from_slice::<u64>(&it.0).ok());
             let last = last.filter(|last| *last <= now + DAY_MS);
             let due = schedule.due(last.unwrap_or(now), now);
-            // Also once a day, because the bucket removes old keys.
+            // The key is also written once a day, because the bucket removes old keys.
             if due.is_none() && last.is_some_and(|last| now.saturating_sub(last) < DAY_MS) {
                 continue;
             }

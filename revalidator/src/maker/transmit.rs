@@ -14,7 +14,7 @@ use crate::{
     source::{self, ASSETS_MAX, Lines, Page, Selection, cookies::Matches},
 };
 
-/// Batches between two writes of the cursor; the next maker repeats up to as many.
+/// Batches between two writes of the cursor; the next maker repeats up to this number.
 const CURSOR_BATCHES: u64 = 20;
 
 /// Where assets come from.
@@ -24,7 +24,7 @@ enum Source<E> {
 }
 
 impl<E: Engine> Source<E> {
-    /// The next assets; none at the end.
+    /// The next assets; empty at the end.
     async fn next(self, selection: Selection) -> Result<(Page, Self)> {
         match self {
             Self::File(mut lines) => {
@@ -36,7 +36,7 @@ impl<E: Engine> Source<E> {
     }
 }
 
-/// Reads the assets of the next batch; none at the end of the file.
+/// Reads the assets of the next batch; empty at the end of the file.
 fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
     let mut assets = Vec::new();
     while assets.len() < BATCH_ASSETS_MAX
@@ -48,8 +48,8 @@ fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
 }
 
 impl<E: Engine> Maker<E> {
-    /// Transmits a job from its cursor on, up to [`WINDOW`] batches beyond those that are `counted`; returns its new state. The error
-    /// is the reason to cancel it.
+    /// Transmits a job from its cursor on, with up to [`WINDOW`] batches more than are `counted`; returns its new state. Except for an
+    /// I/O error, the error is the reason to cancel the job.
     pub(super) async fn transmit(
         &self,
         job: &JobStatus,
@@ -101,8 +101,8 @@ impl<E: Engine> Maker<E> {
         Ok(sent)
     }
 
-    /// Whether a job waits because the results of open jobs need the rest of their stream. The oldest one does not wait, so that it
-    /// ends, and its results can be removed.
+    /// Whether a job waits because the stream of results is almost full. The oldest job does not wait: when it ends, its results can
+    /// be removed.
     async fn must_wait(&self, id: &str) -> bool {
         let mut jobs = candidates(self.mirror.jobs(), (self.clock)());
         jobs.retain(|it| it.server_state == ServerState::Transmitting && !it.foreign);
@@ -113,8 +113,8 @@ impl<E: Engine> Maker<E> {
         bytes.is_ok_and(|bytes| bytes > OPEN_RESULT_BYTES_MAX)
     }
 
-    /// Writes the cursor while the job is open. Otherwise it waits, and the caller ends the job. It also waits while the broker
-    /// is unavailable.
+    /// Writes the cursor. Waits while the broker is unavailable. Does not return if the job has ended; the caller then ends the
+    /// transmission.
     async fn write_cursor(&self, sent: &JobStatus) {
         let write = |job: &mut JobStatus| {
             if job.is_open() {

@@ -48,7 +48,7 @@ pub(super) fn uid(
     (Outcome::Changed, changed)
 }
 
-/// Whether a text can be a buyer uid: a legal one that is not a placeholder.
+/// Whether a text is a valid buyer uid, and not a placeholder.
 fn is_uid(uid: &str) -> bool {
     check_buyer_uid(uid, BUYER_UID_BYTES_MAX).is_ok() && hygiene::flaw(uid, &[]).is_none()
 }

@@ -21,14 +21,14 @@ use crate::{
     messages::{Asset, BATCH_ASSETS_MAX},
 };
 
-/// Time for a page and its notes, with a pause between attempts on all nodes.
+/// Maximum time to read a page and its notes, and the pause between two attempts on all nodes.
 const TIME_MAX: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// Maximum matches of a page.
 const ROWS_MAX: usize = 1_000;
 
-/// A node subtracts it from the time up to which it was complete.
+/// Margin that a node subtracts from the time up to which it was complete.
 const CLOCK_MARGIN_MS: u64 = 60_000;
 
 #[derive(Deserialize)]
@@ -49,7 +49,7 @@ pub struct Matches<E> {
     engine: E,
     app: Arc<App>,
     selection: Selection,
-    /// Position of the next page of a node, empty for the first; `None` at the end.
+    /// Position of the next page of a node, empty for the first page; `None` at the end.
     next: Option<String>,
     /// Matches that were read, in batches.
     batches: VecDeque<Vec<Asset>>,
@@ -67,10 +67,10 @@ impl<E: Engine> Matches<E> {
         }
     }
 
-    /// The matches of the next batch; none at the end.
+    /// The matches of the next batch; empty at the end.
     ///
     /// # Errors
-    /// When no node returns a valid page, or the broker no notes, for a long time.
+    /// When no node returns a valid page, or the broker returns no notes, within ten minutes.
     pub async fn next(&mut self) -> Result<Page> {
         let mut waiting = Vec::new();
         while self.batches.is_empty()
@@ -116,7 +116,7 @@ impl<E: Engine> Matches<E> {
         let notes = notes(&self.engine, &self.app, users).await?;
         self.next = end.next;
         let found = matches.into_iter().zip(notes).filter_map(|(found, note)| {
-            // A later sync of a browser makes a note obsolete. Those of this job do not count, so that another maker selects the same.
+            // A later sync makes a note obsolete. Notes of this job do not count, so that another maker selects the same matches.
             let is_current = |at: &u64| note.as_of > Some(found.t) && *at < created_at;
             let checked = note.confirmed_at.filter(is_current).unwrap_or(found.t);
             let asset = Asset {
@@ -151,7 +151,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     let matches = lines.into_iter().map(serde_json::from_slice);
     let matches: Option<Vec<Match>> = matches.map(Result::ok).collect();
     let matches = matches.context("a page has an invalid line")?;
-    // The rows become requests and rows of producers.
+    // The user ids become parts of requests to partners and rows for producers.
     let is_later = |it: &String| is_user_id(it.as_bytes()) && **it > *next;
     ensure!(
         matches.len() <= ROWS_MAX

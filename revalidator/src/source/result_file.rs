@@ -34,12 +34,12 @@ pub struct ResultFile {
     positions: HashMap<u64, u64>,
     /// Positions of the assets whose first attempt failed.
     pub failed: Vec<u64>,
-    /// Whether all results are needed, for the list.
+    /// Whether all results are kept, to update the assets file.
     has_list: bool,
 }
 
 impl ResultFile {
-    /// No results. With the file of a list, a temporary file would be in its directory. Without, only failed assets are kept.
+    /// Without results. A temporary file is created in the directory of `list`, the assets file. Without it, only failed assets are kept.
     pub fn new(list: Option<&Path>) -> Self {
         let dir = list.map_or_else(env::temp_dir, |it| directory(it).to_owned());
         Self {

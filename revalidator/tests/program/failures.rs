@@ -62,7 +62,7 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
 /// Requests per second that the limiter permits.
 const RATE: u32 = 200;
 
-/// Requests that wait for a slot, or have one.
+/// Maximum requests that wait for a slot or have one.
 const PARALLEL: usize = 6;
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
         if signal != Signal::STOP {
             one.wait_readiness("limited requests wait").await?;
         }
-        // Many more would be sent in this time.
+        // Without the limit, many more requests would be sent in this time.
         sleep(Duration::from_millis(200)).await;
         assert!(total() <= count_max, "{signal:?}: {} requests", total());
         starts.push((total(), Instant::now()));
@@ -115,7 +115,7 @@ async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
         (&job["counts"]["fresh"], origin.total(), total()),
         (&300.into(), 300, 300)
     );
-    // Since each start of the limiter, a burst of one, and requests whose slot was earlier.
+    // After each start of the limiter, a burst of one request is permitted, and requests with an earlier slot.
     let times = times.lock().unwrap();
     for (first, start) in starts {
         for (count, time) in (1..).zip(&times[first..]) {

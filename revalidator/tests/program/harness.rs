@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Timeout for everything that is immediate on an idle machine.
+/// Timeout of operations that are immediate on an idle machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// What an origin returns for a path.
@@ -280,7 +280,7 @@ impl Revalidator {
         Ok(serde_json::from_str(&body)?)
     }
 
-    /// Waits until a condition holds for a job, as long as its status changes.
+    /// Waits until a job meets a condition, while its status keeps changing.
     pub(crate) async fn wait_job(
         &self,
         id: &str,

@@ -118,7 +118,7 @@ async fn a8_kills_of_a_hundred_seeds_lose_and_remove_nothing() -> Result<()> {
     let seeds = std::env::var("SIM_SEEDS").unwrap_or_else(|_| "0..100".to_owned());
     let (first, end) = seeds.split_once("..").context("seeds like 0..100")?;
     let runs = stream::iter(first.parse::<u64>()?..end.parse()?);
-    // Tasks of their own, because files are written and removed synchronously.
+    // Separate tasks, because files are written and removed synchronously.
     let runs = runs.map(|seed| async move {
         let mut task = JoinSet::new();
         task.spawn(run_with_kills(seed));

@@ -14,7 +14,7 @@ use super::harness::{Cluster, TIMEOUT};
 
 const APPS: [&str; 3] = ["one", "two", "three"];
 
-/// Assets of the jobs, in turn: from 100 to 10,000, evenly distributed by their logarithms.
+/// Numbers of assets, used by the jobs in rotation: 100 to 10,000, evenly distributed on a logarithmic scale.
 const ASSETS: [usize; 8] = [1_334, 133, 4_217, 422, 7_499, 237, 2_371, 750];
 
 /// Maximum time until the jobs have finished.
@@ -23,10 +23,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum memory of a process.
 const BYTES_MAX: u64 = 100_000_000;
 
-/// A tenth of a core, at a third of the 36 requests per second of the paper.
+/// A tenth of a core at 12 requests per second, a third of the rate in the paper.
 const CPU_SECONDS_PER_REQUEST_MAX: f64 = 0.1 / 12.0;
 
-/// `LONG_RUN_SECONDS` is the time in which jobs are created.
+/// Jobs are created for `LONG_RUN_SECONDS`.
 #[tokio::test]
 #[ignore = "takes ten minutes; .ci/nightly runs it"]
 async fn a5_processes_of_a_real_run_are_small() -> Result<()> {
@@ -55,7 +55,7 @@ async fn a5_processes_of_a_real_run_are_small() -> Result<()> {
     let mut random = Rng::with_seed(seconds);
     let mut next = APPS.map(|_| Duration::from_secs(random.u64(0..60)));
     let (mut jobs, mut assets, began) = (0, 0, Instant::now());
-    // By process, in the first half of the run and since.
+    // Per process, in the first and the second half of the run.
     let mut bytes_max = [[0, 0]; 3];
     loop {
         let elapsed = began.elapsed();

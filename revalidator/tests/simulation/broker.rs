@@ -209,7 +209,7 @@ async fn messages_of_no_job_are_removed_and_counted() {
     sent.await.unwrap();
     let sent = model.send_result("other", "2", "x".into());
     sent.await.unwrap();
-    // Batches may be there before their job.
+    // Batches may exist before their job.
     simulation.job("one", "a", 300, |_| ()).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!((model.unsettled("stranger"), model.unsettled("a")), (0, 3));

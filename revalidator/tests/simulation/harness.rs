@@ -156,7 +156,7 @@ pub(crate) struct Simulation {
     apps: CurrentApps,
     tasks: JoinSet<()>,
     stop: CancellationToken,
-    /// Clocks of the next participants, in turn.
+    /// Clocks of the next participants, used in rotation.
     pub(crate) clocks: Vec<Clock>,
     next: usize,
 }
@@ -385,7 +385,7 @@ impl Simulation {
             .expect("the job exists")
     }
 
-    /// Waits until a condition holds for a job.
+    /// Waits until a job meets a condition.
     pub(crate) async fn wait(&self, id: &str, condition: impl Fn(&JobStatus) -> bool) -> JobStatus {
         let mut changes = self.mirror.changes();
         loop {

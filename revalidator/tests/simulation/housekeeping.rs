@@ -56,7 +56,7 @@ async fn firing_is_skipped_while_a_job_is_open_and_not_made_up_for() {
     let dir = TempDir::new().unwrap();
     let simulation = scheduled(&dir, "").await;
     assert!(ids(&simulation).is_empty());
-    // An early job of an operator is not the scheduled one.
+    // A job that an operator created earlier does not replace the scheduled one.
     simulation.list_job("one", "manual", |_| ()).await;
     cancel(&simulation, "manual").await;
     sleep_until(START + STEP + MINUTE).await;
@@ -216,7 +216,7 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
     ] {
         assert_eq!(left.iter().any(|it| it == id), is_left, "{id}");
     }
-    // The bucket removes keys after 14 days without a change.
+    // The job is written again, because the bucket removes keys after 14 days without a change.
     let (_, revision) = simulation
         .model
         .get(Bucket::Jobs, "cancelled")
@@ -257,7 +257,7 @@ async fn results_of_the_oldest_ended_jobs_are_removed_while_half_of_the_stream_i
     simulation.job("one", "open", 0, stop).await;
     simulation.model.set_result_size(1);
     let bytes = simulation.model.result_bytes().await.unwrap();
-    // The results of one job must go.
+    // The results of one job must be removed.
     simulation
         .model
         .set_result_size(RESULT_BYTES_MAX / 2 / bytes + 1);

@@ -30,7 +30,7 @@ fn slow(_: &Asset, _: u64) -> (u16, Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn a11_throttled_origin_gets_no_request_for_the_demanded_time() {
-    // Of any worker and any job of the application, also if processes are killed and replaced.
+    // Applies to all workers and jobs of the application, even if processes are killed and replaced.
     let first = START + 10_000;
     let mut simulation = Simulation::new(APPS, move |asset, now| {
         let is_other = asset.key.starts_with('c');
@@ -148,7 +148,7 @@ async fn checks_of_an_interrupted_batch_do_not_count_for_another_batch_with_its_
     let pause = |job: &mut JobStatus| jobs::pause(job, clock());
     change_job(&simulation.model, "a", pause).await.unwrap();
     sleep(Duration::from_secs(60)).await;
-    // As a maker whose source has changed since the last cursor.
+    // Acts like a maker whose source has changed since the last cursor.
     simulation.model.purge("a", false).await.unwrap();
     let asset = |number| Asset {
         key: format!("a/other-{number}"),

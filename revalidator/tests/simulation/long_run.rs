@@ -24,7 +24,7 @@ concurrency = { max = 50 }
 
 const HOUR: u64 = 3_600_000;
 
-/// A normal distribution with mean 350 ms and deviation 83 ms, within 100 to 600 ms.
+/// A normally distributed delay with mean 350 ms and standard deviation 83 ms, from 100 to 600 ms.
 fn delay(random: &mut fastrand::Rng) -> Duration {
     loop {
         let sum: f64 = (0..12).map(|_| random.f64()).sum();
@@ -36,7 +36,7 @@ fn delay(random: &mut fastrand::Rng) -> Duration {
 }
 
 /// Runs three makers for some hours; returns the numbers of jobs and batches. With `faults`, the origin fails 5 % of the requests and
-/// is down for ten minutes, and workers, makers and the broker fail now and then.
+/// is down for ten minutes, and workers, makers and the broker fail at random times.
 async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
     let random = std::sync::Mutex::new(fastrand::Rng::with_seed(seed));
     let down = START + HOUR / 2..START + HOUR * 2 / 3;

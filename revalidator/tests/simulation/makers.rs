@@ -177,13 +177,13 @@ async fn results_cannot_remove_more_lines_than_the_brake_permits() {
             .await;
         simulation.wait("a", |job| job.batch_count == 3).await;
         for batch in 0..3 {
-            // All within the first hundred.
+            // All results are for the first hundred assets.
             publish(&simulation, "a", &result("a", batch, 1, 100)).await;
         }
         simulation.wait_ended("a").await;
         let lines = lines(&dir);
         assert_eq!(lines.len(), 250 - removed, "{allow:?}");
-        // Their objects may be missing, so that the next job gets them without a condition.
+        // Their objects may be missing, so the next job requests them unconditionally.
         let cleared = lines.iter().filter(|it| it["eTag"] == "").count();
         assert_eq!(cleared, 100 - removed);
     }
@@ -217,7 +217,7 @@ async fn maker_that_was_suspended_does_not_change_a_job_that_another_one_ended()
 
 #[tokio::test(start_paused = true)]
 async fn another_maker_continues_in_the_middle_of_the_list() {
-    // Within the time in which the broker discards repeated batches, and later. Or with fewer batches than were transmitted.
+    // Inside and outside the broker's window for duplicates, and with fewer batches than were transmitted.
     for (pause, removed) in [(0, 4_000..4_003), (300, 4_000..4_003), (0, 4_000..5_600)] {
         let dir = TempDir::new().unwrap();
         write_assets(&dir, 6_000);

@@ -33,16 +33,16 @@ const HOUR: u64 = 3_600_000;
 /// Age at which a match is checked, in hours.
 const AFTER: u64 = 36;
 
-/// Largest difference of the clocks of two workers.
+/// Maximum difference between the clocks of two workers.
 const SKEW: u64 = 5_000;
 
 /// How the partner responds for a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Truth {
     Gone,
-    /// It has another uid than the nodes.
+    /// With a uid that differs from that of the nodes.
     Moved,
-    /// It is missing on the first day, and some of them again later.
+    /// Missing on the first day, and for some users again later.
     Missing,
     Fresh,
 }
@@ -55,11 +55,11 @@ struct User {
     time: u64,
     /// The last sync of a browser.
     synced: Option<u64>,
-    /// `as_of` of the last page that had it, and when it was read.
+    /// `as_of` of the last page with the match, and the time at which the page was read.
     page: (u64, u64),
     /// Day of the last failure.
     failed_on: Option<u64>,
-    /// Times of the responses of the partner, and whether it did not have the user.
+    /// Times of the responses of the partner, and whether the user was missing.
     responses: Vec<(u64, bool)>,
 }
 
@@ -68,7 +68,7 @@ struct World {
     day: u64,
     random: fastrand::Rng,
     violations: Vec<String>,
-    /// Rows that came too late, because a browser had synced the user.
+    /// Rows that arrived too late, because a browser had synced the user.
     late: usize,
 }
 
@@ -129,7 +129,7 @@ impl World {
             let confirmed = user.responses.iter().rfind(|(_, is_missing)| !is_missing);
             confirmed.map_or(user.time, |it| it.0.max(user.time))
         };
-        // A match is noted after its response.
+        // The note of a match is written after the response.
         let is_due = |user: &User| user.uid.is_some() && last(user) + (AFTER + 1) * HOUR <= clock();
         let due = self.users.iter().filter(|(_, user)| is_due(user));
         due.map(|(name, _)| name.clone()).collect()
@@ -177,13 +177,13 @@ impl World {
         }
         let uid = row["b"].as_str().map(ToOwned::to_owned);
         if uid.is_some() && user.truth == Truth::Fresh && user.synced.is_none() {
-            violations.push("a confirmed match is written");
+            violations.push("a confirmed match was written");
         }
         if time < user.time {
             self.late += 1;
         } else if (&uid, time) != (&user.uid, user.time) {
             if user.synced.is_some_and(|at| at > user.page.1) {
-                violations.push("a browser loses");
+                violations.push("a newer sync of a browser was replaced");
             }
             let responses = user.responses.iter().filter(|it| it.0 > user.time);
             let missing = responses.rev().take_while(|(_, is_missing)| *is_missing);
@@ -253,7 +253,7 @@ impl Origin for Servers {
     }
 }
 
-/// Runs a job each day, with kills; returns how many rows came too late.
+/// Runs a job each day, with kills; returns the number of rows that arrived too late.
 async fn run(seed: u64) -> usize {
     let servers = Servers(Arc::new(Mutex::new(World::new(seed))));
     let shared = servers.clone();
@@ -310,7 +310,7 @@ async fn run(seed: u64) -> usize {
         let next = START + (day + 1) * 25 * HOUR;
         advance(Duration::from_millis(next - clock())).await;
     }
-    // All on the first day, and most of them twice more.
+    // All matches are due on the first day, and most of them twice more.
     assert!(dues > 2 * USERS, "{dues}");
     let world = servers.lock();
     assert_eq!(world.violations, Vec::<String>::new());
@@ -321,7 +321,7 @@ async fn run(seed: u64) -> usize {
             assert_eq!(user.time, START - 240 * HOUR, "{name}");
             let times = user.responses.windows(2).map(|it| it[1].0 - it[0].0);
             let times: Vec<_> = times.filter(|it| *it > HOUR).collect();
-            // The others are of a batch that was repeated.
+            // Shorter times are from repeated batches.
             let is_late = times.iter().all(|it| *it + SKEW >= AFTER * HOUR);
             assert!(is_late && !times.is_empty(), "{name}: {times:?}");
         }
