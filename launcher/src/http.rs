@@ -90,7 +90,7 @@ impl HttpClient {
     /// Sends a request with this body, which may be empty, and returns the response.
     ///
     /// # Errors
-    /// The request fails, or the response does not arrive in time.
+    /// If the request fails, or the response does not arrive in time.
     pub async fn request(
         &mut self,
         method: &str,

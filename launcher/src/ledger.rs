@@ -11,7 +11,7 @@ use metric_defs::{
 
 use crate::scrape::{Samples, names};
 
-/// Checks the ledger of a producer, of a consumer, or neither, by what the scrape contains.
+/// Checks the ledger of a producer or a consumer; does nothing if the scrape is from another process.
 ///
 /// # Errors
 /// Lists all terms of the first equation that does not balance.

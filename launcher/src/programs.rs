@@ -27,7 +27,7 @@ use crate::admin;
 /// Directory with the programs; if set, they are not built.
 pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 
-/// Prefixes of the variables by which cargo describes the package of the running program.
+/// Prefixes of the variables with which cargo describes the package of the running program.
 const PACKAGE_VARIABLES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
 
 /// Prefixes of the variables that the programs read as settings.
@@ -130,7 +130,7 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
     for name in names {
         command.args(["--bin", name]);
     }
-    // Build scripts that read these variables would run again, and their dependents (ring, TLS) be recompiled.
+    // With these variables, build scripts that read them would run again, and cargo would recompile their dependents (ring, TLS).
     for (variable, _) in env::vars_os() {
         let name = variable.to_string_lossy();
         if PACKAGE_VARIABLES
@@ -426,7 +426,7 @@ fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
         .open(log)
         .with_context(|| format!("failed to write {}", log.display()))?;
     let mut command = Command::new(program);
-    // Variables of the user's own programs must not configure these.
+    // Variables for other programs of the user must not configure these.
     for (variable, _) in env::vars_os() {
         let name = variable.to_string_lossy();
         if SETTING_VARIABLES

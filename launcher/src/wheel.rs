@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::programs::{installed, target_dir};
 
-/// The program `name`: that of an environment variable, one on the `PATH`, or one in a wheel of PyPI. `needed` names its versions.
+/// Finds the program `name`: the file in `variable`, one on the `PATH`, or one in a PyPI wheel. `needed` names the versions.
 ///
 /// # Errors
 /// If there is no such program.
@@ -43,7 +43,7 @@ pub(crate) fn find(
 }
 
 /// Downloads the program `name` of a wheel into cargo's target directory unless it exists. `path` is its path in the installed wheel.
-/// Of several concurrent processes, one downloads and the others wait. The program is moved to its path only when it is complete.
+/// If several processes call it, one downloads and the others wait. Only a complete program is moved to its final path.
 ///
 /// # Errors
 /// If the download fails.
