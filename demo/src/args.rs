@@ -31,17 +31,17 @@ pub(crate) struct Args {
 /// Further demos.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show a DSP limit: one DSP sends 600 sync requests per second, its limit is 300
+    /// Show a DSP limit of 300 cookies per second while the DSP sends 600 sync requests per second
     ///
-    /// Cookies over the limit are queued and released at the limit's rate. After half of the time the limit is raised to 450 per
-    /// second while the producer runs. Prints one status line per second, and at the end or after Ctrl-C the ledger of
-    /// the limit with the outcome of every cookie.
+    /// Cookies over the limit are queued and released at the limit's rate. After half of the time, the limit is raised to 450 per
+    /// second while the producer runs. Prints one status line per second. At the end or after Ctrl-C, prints the ledger of
+    /// the limit with the outcomes of all cookies.
     Limits(LimitsArgs),
     /// Show a deletion: three sync requests of a user, the deletion, its receipt, and the lookup before and after
     Deletion(SetupArgs),
     /// Show the contract of a DSP: a redirect, a macro instead of an id, a match without consent, and an opt-out
     Contracts(SetupArgs),
-    /// Show a revalidator: it checks a list of assets, and again after some have changed or are gone
+    /// Show a revalidator: it checks matches at a partner that has changed some of them and lost others
     ///
     /// It uses free ports, and ends after both checks, in less than two minutes. The status page shows how its two workers change
     /// their parallel requests.
@@ -75,10 +75,10 @@ pub(crate) struct SetupArgs {
     /// Address of the producer for gRPC streams.
     #[arg(long, default_value = "127.0.0.1:7676")]
     pub(crate) grpc: SocketAddr,
-    /// Admin port of the producer: metrics, health.
+    /// Address of the admin port of the producer: metrics, health.
     #[arg(long, default_value = "127.0.0.1:9090")]
     pub(crate) producer_admin: SocketAddr,
-    /// Admin port of the consumer: lookup, metrics, health.
+    /// Address of the admin port of the consumer: lookup, metrics, health.
     #[arg(long, default_value = "127.0.0.1:9091")]
     pub(crate) consumer_admin: SocketAddr,
     /// Directory for the store and logs; it is emptied if it belongs to a previous demo [default: target/demo].

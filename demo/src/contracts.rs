@@ -1,4 +1,4 @@
-//! `cargo demo contracts`: requests under the contract of a DSP, their answers, and which of them are stored.
+//! `cargo demo contracts`: requests under the contract of a DSP, the responses, and the stored matches.
 
 use std::{fs, path::Path};
 

@@ -116,7 +116,7 @@ impl DemoLimit {
     }
 }
 
-/// Sends the load, changes the limit after half of it, and prints one line per second until the maximum wait after its end.
+/// Sends the load and changes the limit after half of it. Prints one line per second until `max_wait` after the end of the load.
 async fn show(running: &mut Running, limit: &DemoLimit) -> Result<()> {
     running.wait_ready().await?;
     let ([first, second], load_time) = (RATES, limit.load_time);

@@ -23,7 +23,7 @@ pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// More than the drain timeout of a process.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// File with the token for pages of cookies.
+/// File with the token for pages that return cookies.
 pub(crate) const TOKEN_FILE: &str = "token";
 
 /// Marks the directory of a demo, whose contents may be removed.
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     }
     let (programs, bench) = found?;
     let dir = empty(args.dir.clone())?;
-    // Again, because the build can take minutes.
+    // Checked again, because the build can take minutes.
     args.check_ports()?;
     let flags = flags(&dir)?;
     let mut running = Running::start(args.clone(), &programs, bench, dir, flags)?;
