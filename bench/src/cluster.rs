@@ -56,7 +56,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all processes. Dropping the future ends the started ones. No store is written to before
+    /// Starts all processes. Dropping the future ends the started ones. Stores receive no cookies before
     /// [`wait_connected`](Self::wait_connected).
     ///
     /// # Errors

@@ -110,7 +110,7 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Report> {
 /// State of the run.
 struct Ladder<'a> {
     args: &'a E2eArgs,
-    /// The next load. Each load uses other connections of the traffic.
+    /// The next load. Each load uses different connection numbers of the traffic.
     plan: Plan,
     cores: usize,
     flush_interval: Duration,
@@ -167,7 +167,7 @@ impl Ladder<'_> {
         self.steps.push(step);
     }
 
-    /// Sends one rate and waits for its backlog.
+    /// Sends requests at one rate, and waits until the backlog is stored.
     async fn drive(
         &mut self,
         run: &mut ClusterRun,
@@ -225,7 +225,7 @@ impl Ladder<'_> {
     }
 }
 
-/// Failures that no rate excuses.
+/// Events that are failures at any rate.
 fn failures_of(step: &Step) -> Vec<String> {
     let mut failures = Vec::new();
     let (lost, failed) = step.lost_and_failed();

@@ -3,7 +3,7 @@
 //! Each scenario is a function that takes arguments and a cancellation token, and returns an outcome:
 //!
 //! - [`load`] sends sync requests and checks every response;
-//! - [`subscribe`] opens many streams, checks that every sequence arrives or is declared lost, and measures the cost of a stream;
+//! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store;
 //! - [`origin`] serves HTTP contents with delays and errors to a client under test;
 //! - [`compare`] lists changes between two reports that exceed noise.

@@ -124,7 +124,7 @@ impl Origin {
             429 | 503 if retry_after > 0 => response.header(RETRY_AFTER, retry_after),
             _ => response,
         };
-        // HTTP permits the size of a content that is not sent.
+        // A 304 may state the length of a content that it does not include.
         let has_content = matches!(status, 200 | 304);
         let (text, size) = if args.uids {
             let uid = format!("{{\"uid\":\"{}-{version}\"}}", path.trim_start_matches('/'));

@@ -1,5 +1,5 @@
-//! `bench subscribe`: many independent streams in one process, each of which checks that no cookie is lost without notice; and
-//! the cost of each additional stream for a producer (`--fan-out`).
+//! `bench subscribe`: many independent streams in one process. Each checks that no cookie is lost without notice. `--fan-out`
+//! measures the cost of each additional stream for a producer.
 //!
 //! Each stream has its own connection, task and counters. Every chunk is decoded cookie by cookie; the clock is read once per
 //! chunk.

@@ -125,7 +125,7 @@ impl Traffic {
         self
     }
 
-    /// Sets the fraction of repeats of a user and DSP (0 to 1) whose buyer uid differs from the previous one.
+    /// Sets the fraction (0 to 1) of repeated pairs of user and DSP whose buyer uid differs from the previous one.
     ///
     /// A pair of user and DSP has one lasting buyer uid; a cookie has a fresh one instead with probability p. Two
     /// successive ones are equal only if neither is fresh, so p = 1 − √(1 − `changed`).

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::programs::flag_value;
 
-/// Default of the consumer.
+/// Default flush interval of the consumer.
 const FLUSH_INTERVAL: &str = "200ms";
 
 /// Maximum chunk age with which verification can order cookies of different producers; small chunks may be three times as old
@@ -23,7 +23,7 @@ pub struct ClusterArgs {
     /// Number of producers. The load is spread over them, and each consumer reads from all.
     #[arg(long, default_value = "1")]
     pub producers: NonZeroUsize,
-    /// Store of the consumers: mongodb (one mongod each, found or fetched), embedded, mixed (alternating between the two),
+    /// Store of the consumers: mongodb (one mongod each, installed or downloaded), embedded, mixed (alternating between the two),
     /// none, or the mongodb:// URL of an existing MongoDB for all of them.
     #[arg(long, default_value = "mongodb")]
     pub store: StoreChoice,

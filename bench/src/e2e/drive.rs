@@ -28,7 +28,7 @@ pub struct DriveArgs {
     /// Number of distinct users.
     #[arg(long, default_value = USERS_DEFAULT)]
     pub users: NonZeroU64,
-    /// Fraction (0 to 1) of the repeats of a user and DSP whose buyer uid differs from the previous one.
+    /// Fraction (0 to 1) of repeated pairs of user and DSP whose buyer uid differs from the previous one.
     #[arg(long, default_value_t = 0.1, value_parser = parse_fraction, value_name = "FRACTION")]
     pub repeat_changed: f64,
     /// Seed of all random values [default: random].

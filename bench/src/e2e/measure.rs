@@ -79,7 +79,7 @@ impl StepObservations<'_> {
         step
     }
 
-    /// Quantiles of all nodes since the start of the step.
+    /// Observations of a histogram since the start of the step, over all nodes.
     fn increase_of_histogram(&self, metric: MetricDef) -> Buckets {
         let buckets = self.end.histogram(metric);
         buckets.since(&self.load_run.before.histogram(metric))

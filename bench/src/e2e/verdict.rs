@@ -17,7 +17,7 @@ const BACKLOG_SECONDS: f64 = 1.0;
 /// with batches.
 const STORED_SHARE: f64 = 0.98;
 
-/// Fraction of all cores from which the machine counts as busy; the rest goes to the system and wake-ups.
+/// Fraction of all cores from which the machine counts as busy; the rest is used by the system and wake-ups.
 const ALL_CORES: f64 = 0.9;
 
 /// Fill level of a consumer buffer from which its store is the bottleneck.
@@ -114,7 +114,7 @@ fn machine(step: &Step, cores: usize) -> String {
     }
 }
 
-/// Conclusions of a run with several nodes on a machine with some cores, most important first.
+/// Conclusions of a run with `consumers` nodes on `cores` cores, most important first.
 pub(super) fn findings(steps: &[Step], consumers: usize, cores: usize) -> Vec<String> {
     let mut findings = Vec::new();
     match best(steps) {

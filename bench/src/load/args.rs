@@ -72,7 +72,7 @@ pub struct TrafficArgs {
     /// Number of distinct users [default: a new user for every request].
     #[arg(long)]
     pub users: Option<NonZeroU64>,
-    /// Fraction (0 to 1) of the repeats of a user and DSP whose buyer uid differs from the previous one.
+    /// Fraction (0 to 1) of repeated pairs of user and DSP whose buyer uid differs from the previous one.
     #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_fraction, value_name = "FRACTION")]
     pub repeat_changed: f64,
     /// Number of DSPs, uniformly distributed.

@@ -1,7 +1,7 @@
 //! Whether the results of a load reflect the server, or the machine that sends the load.
 //!
-//! There are two indicators. With a rate, a request that is due and has capacity on its connection can only be delayed
-//! by the generator. And for each sending thread, Linux counts the time in which it ran or waited for a CPU
+//! There are two indicators. First, with a rate, only the generator can delay a request that is due and has capacity on
+//! its connection. Second, Linux counts the time in which each sending thread ran or waited for a CPU
 //! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads
 //! responses late, so that its own slowness fills them.
 
@@ -23,7 +23,7 @@ const CONTENDED_BUSY_SHARE: f64 = 0.8;
 /// Influence of the generator on the results.
 #[derive(Debug, Clone)]
 pub struct GeneratorVerdict {
-    /// Bottleneck on the side of the generator.
+    /// Bottleneck on the sending machine.
     pub limited_by: Bottleneck,
     /// Explanation in one sentence.
     pub reason: String,
@@ -34,7 +34,7 @@ pub struct GeneratorVerdict {
 /// What limited a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// No known bottleneck on this side: the schedule was kept, or the generator waited for responses.
+    /// No known bottleneck on the sending machine: the schedule was kept, or the generator waited for responses.
     None,
     /// The generator. With a rate: more than 1 % of the requests were delayed by more than 10 ms, or requests were late and a
     /// thread had no idle time. Without a rate: a thread had no idle time.

@@ -19,10 +19,10 @@ const UNKNOWN_DSP: u32 = 4_294_967_295;
 #[derive(Debug)]
 pub(super) struct HostileMix(Vec<Request>);
 
-/// One request. What is not set comes from the cookie that it replaces.
+/// One request. Unset values come from the cookie that it replaces.
 #[derive(Debug)]
 struct Request {
-    /// What the producer counts it as.
+    /// Outcome as which the producer counts it.
     reason: &'static str,
     buyer_uid: Option<String>,
     /// End of the query.

@@ -13,7 +13,7 @@ const USER: &[u8] = b"Cookie: uid=";
 pub(super) struct Parts<'a> {
     pub(super) dsp_id: u32,
     pub(super) buyer_uid: &'a [u8],
-    /// More of the query.
+    /// End of the query.
     pub(super) more: &'a [u8],
     /// `None` omits the HTTP cookie.
     pub(super) user_id: Option<&'a [u8]>,

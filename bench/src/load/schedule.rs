@@ -24,10 +24,10 @@ pub(super) fn intended_nanos(rate: NonZeroU64, number: u64) -> u64 {
 /// Send times of one connection. Connections alternate round-robin.
 #[derive(Debug, Clone)]
 pub(super) struct Schedule {
-    /// Over all connections.
+    /// Requests per second over all connections.
     pub(super) rate: NonZeroU64,
     pub(super) connections: u64,
-    /// From 0.
+    /// Number of the connection, from 0.
     pub(super) connection: u64,
 }
 

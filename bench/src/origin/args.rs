@@ -22,13 +22,13 @@ pub struct OriginArgs {
     /// Seed of contents, delays and errors.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Time to the first byte of a response; or the times of several steps, separated by commas, the last one without end.
+    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps; the last step has no end.
     #[arg(long, default_value = "0s", value_name = "TIME", value_delimiter = ',', value_parser = time)]
     pub delay: Vec<Duration>,
     /// Standard deviation of normally distributed delays, up to three deviations from --delay.
     #[arg(long, default_value = "0s", value_name = "TIME", value_parser = time)]
     pub deviation: Duration,
-    /// Number of parallel requests above which the delay grows in proportion to them; several steps as for --delay.
+    /// Number of parallel requests above which the delay grows in proportion to them; several values as for --delay.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = value_parser!(u32).range(1..))]
     pub capacity: Vec<u32>,
     /// Requests per step; the report has a row for each step.
@@ -37,7 +37,7 @@ pub struct OriginArgs {
     /// Report a row for each second instead of each step.
     #[arg(long)]
     pub by_second: bool,
-    /// Fractions of errors, such as 500=0.1,404=0.05; 0 for no response. 429 and 5xx are drawn for each request, others for each path.
+    /// Fractions of errors, such as 500=0.1,404=0.05; 0 for no response. 0, 429 and 5xx are drawn for each request, others for each path.
     #[arg(long, value_name = "STATUS=FRACTION", value_delimiter = ',', value_parser = error)]
     pub errors: Vec<(u16, f64)>,
     /// Value of Retry-After in responses with 429 or 503, in whole seconds; 0s for none.
@@ -86,7 +86,7 @@ impl OriginArgs {
         found.map(|(status, _)| *status)
     }
 
-    /// The step of a request. The last one has no end.
+    /// The step of a request. The last step has no end.
     pub(super) fn step(&self, number: u64) -> u64 {
         let last = self.delay.len().max(self.capacity.len()) as u64 - 1;
         last.min(number / self.step_requests)

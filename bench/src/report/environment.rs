@@ -86,7 +86,7 @@ fn redacted(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else {
         return word.to_owned();
     };
-    // Split at the last `@`: an unescaped `@` in a password is an error, but must not reveal it.
+    // Split at the last `@`: an unescaped `@` in a password is an error, but must not reveal the password.
     let rest = match rest.rsplit_once('@') {
         Some((_, host)) => format!("***@{host}"),
         None => rest.to_owned(),

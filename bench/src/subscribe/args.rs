@@ -13,7 +13,7 @@ use crate::{report::ReportArgs, values::parse_rate};
 /// Open named streams from a producer, and check the received cookies.
 ///
 /// Without --duration or --requests, it runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
-/// violated the protocol (a sequence repeated, or missing without a gap), or received fewer cookies than --requests.
+/// violated the protocol (a sequence number repeated, or missing without a gap), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// gRPC address of the producer.
@@ -60,8 +60,8 @@ pub struct SubscribeArgs {
 /// Call of the `CookieStreamer` service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Call {
-    /// Chunks with sequences.
+    /// Chunks with sequence numbers.
     Subscribe,
-    /// One cookie per message without sequences, so that losses are not detected.
+    /// One cookie per message without a sequence number, so that losses are not detected.
     GetCookies,
 }

@@ -201,7 +201,7 @@ impl FanOutStep {
         self.appended * self.readers.args.streams.get() as u64
     }
 
-    /// Lost cookies over all streams: those declared by the producer, or missing ones if the call has no sequences.
+    /// Lost cookies over all streams: those declared by the producer, or missing ones if the call has no sequence numbers.
     fn lost(&self) -> u64 {
         if self.readers.detects_loss() {
             self.readers.total.lost

@@ -59,13 +59,13 @@ fn lost_finding(outcome: &SubscribeOutcome) -> String {
     let is_complete = total.violations + total.new_epochs + total.broken == 0;
     match total.lost {
         _ if !outcome.detects_loss() => {
-            "Losses are unknown, because this call has no sequences.".to_owned()
+            "Losses are unknown, because this call has no sequence numbers.".to_owned()
         }
         0 if outcome.received_per_stream[0] == 0 => {
             "Losses are unknown, because a stream received no cookie.".to_owned()
         }
-        0 if is_complete => "No cookie was lost: every sequence arrived.".to_owned(),
-        0 => "No cookie was declared lost, but sequences may be missing.".to_owned(),
+        0 if is_complete => "No cookie was lost: all sequence numbers arrived.".to_owned(),
+        0 => "No cookie was declared lost, but sequence numbers may be missing.".to_owned(),
         lost => {
             let (lost, gaps) = (grouped(lost), grouped(total.gaps));
             format!("{lost} cookies were declared lost, in {gaps} gaps.")
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn no_loss_is_only_claimed_with_certainty() {
-        const NO_LOSS: &str = "No cookie was lost: every sequence arrived.";
+        const NO_LOSS: &str = "No cookie was lost: all sequence numbers arrived.";
         let complete = || SubscribeOutcome {
             args: args(&[]).unwrap(),
             total: StreamCounts::default(),

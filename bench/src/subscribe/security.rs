@@ -1,4 +1,4 @@
-//! Connecting to a producer, by TLS if its URL is https.
+//! Connects to a producer, with TLS if its URL is https.
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ pub struct StreamCounts {
     pub lost: u64,
     /// Gaps received.
     pub gaps: u64,
-    /// Protocol violations: sequences out of order, wrong counts, invalid messages.
+    /// Protocol violations: sequence numbers out of order, wrong counts, invalid messages.
     pub violations: u64,
     /// Description of the first violation.
     pub first_violation: Option<String>,
@@ -99,7 +99,7 @@ impl StreamCounts {
     }
 }
 
-/// Epoch and next expected sequence of a stream.
+/// Epoch and next expected sequence number of a stream.
 #[derive(Debug)]
 struct Position {
     producer_id: String,
@@ -133,7 +133,7 @@ impl Stream {
         }
     }
 
-    /// Reads until it has its cookies, or until `stop`. Sends the result of the first attempt to `opened`.
+    /// Reads the requested number of cookies, or until `stop`. Sends the result of the first attempt to `opened`.
     pub(super) async fn run(
         mut self,
         opened: mpsc::Sender<Result<(), anyhow::Error>>,
@@ -238,7 +238,7 @@ impl Stream {
                 self.counts.new_epochs += 1;
             } else if hello.first_sequence != expected {
                 let first = hello.first_sequence;
-                self.violation(|| format!("resumed at sequence {first} instead of {expected}"));
+                self.violation(|| format!("resumed at sequence number {first}, not {expected}"));
             }
             if same != (hello.outcome() != ResumeOutcome::NewEpoch) {
                 let outcome = hello.outcome().as_str_name();
@@ -254,7 +254,7 @@ impl Stream {
         });
     }
 
-    /// Reads until the stream ends, fails or has its cookies.
+    /// Reads until the stream ends, fails or has the requested number of cookies.
     async fn read(&mut self, mut messages: Streaming<Bytes>) {
         while let Some(message) = messages.next().await {
             let message = match message {
@@ -324,14 +324,14 @@ impl Stream {
             Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
                 let sequence = heartbeat.next_sequence;
                 self.violation(|| {
-                    format!("heartbeat: next sequence is {sequence} instead of {next}")
+                    format!("heartbeat: next sequence number is {sequence} instead of {next}")
                 });
             }
             Event::Goodbye(goodbye) => {
                 if goodbye.final_sequence + 1 != next {
                     let last = goodbye.final_sequence;
                     self.violation(|| {
-                        format!("goodbye after {last}, but the next sequence is {next}")
+                        format!("goodbye after {last}, but the next sequence number is {next}")
                     });
                 }
             }
@@ -341,7 +341,7 @@ impl Stream {
         }
     }
 
-    /// Checks that `first` is the next sequence, and continues after `last`.
+    /// Checks that `first` is the next sequence number, and continues after `last`.
     fn follows(&mut self, epoch: u64, first: u64, last: u64) {
         let Some(position) = &mut self.position else {
             return;
@@ -351,7 +351,7 @@ impl Stream {
         if epoch != expected_epoch {
             self.violation(|| format!("epoch {epoch} in a stream of epoch {expected_epoch}"));
         } else if first != expected {
-            self.violation(|| format!("sequence {first} instead of {expected}"));
+            self.violation(|| format!("sequence number {first} instead of {expected}"));
         }
     }
 

@@ -89,7 +89,7 @@ pub async fn run(
 }
 
 impl SubscribeOutcome {
-    /// Whether the call has sequences, which reveal lost cookies.
+    /// Whether the call has sequence numbers, which reveal lost cookies.
     pub(super) fn detects_loss(&self) -> bool {
         self.args.call == Call::Subscribe
     }

@@ -209,7 +209,7 @@ impl<'a> StoreCheck<'a> {
                 verdict.lost.extend(lost);
                 return;
             }
-            // A duplicate from another producer than the stored request, of a value older than both.
+            // Whether `newer` repeats a value that is older than both requests, through another producer than `stored`.
             let is_duplicate = |newer: &RequestRef, stored: &RequestRef| {
                 let value = sent.cookie(newer);
                 sent.source(newer).producer != sent.source(stored).producer
