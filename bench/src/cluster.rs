@@ -136,7 +136,7 @@ impl Cluster {
                 }
                 if Instant::now() >= deadline {
                     bail!(
-                        "{}: connected to {connected} of {producers} producers",
+                        "{} timed out: connected to {connected} of {producers} producers",
                         node.name
                     );
                 }

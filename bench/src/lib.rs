@@ -55,7 +55,7 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  Measure the capacity of this machine with a temporary mongod, and verify its contents:
+  Measure the capacity of this machine with a temporary mongod, and verify the stored cookies:
     bench e2e
 
   Send 20,000 requests per second for a minute, as an open loop:

@@ -51,7 +51,7 @@ struct MonitoredProcess {
     cpu_before: Duration,
     counts_before: ProcessCounts,
     sample: ProcessSample,
-    /// Scrapes with a balanced ledger, and the first error of another one.
+    /// Number of scrapes with a balanced ledger, and the first error of an unbalanced one.
     balanced: u64,
     unbalanced: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! `bench origin`: an HTTP server with delays, errors and changing contents, to test clients such as the revalidator.
 //!
-//! Contents depend on the seed and the path, temporary errors on the seed and the number of the request, so that a run can be
+//! Contents depend on the seed and the path, temporary errors on the seed and the number of the request. So a run can be
 //! repeated. A request is counted when it arrives, with the response that it will get.
 
 mod args;

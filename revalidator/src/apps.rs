@@ -87,7 +87,7 @@ impl Apps {
     /// # Errors
     /// All errors, each with the name of its application.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
-        // Without the text of the line, which may contain a secret.
+        // The error omits the text of the line, which may contain a secret.
         let error = |it: toml::de::Error| {
             let before = &text[..it.span().map_or(0, |span| span.start)];
             let line = before.split('\n').count();

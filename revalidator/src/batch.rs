@@ -55,8 +55,8 @@ pub struct Progress {
 }
 
 impl<O: Origin> Checker<O> {
-    /// Checks the remaining assets of a batch and stores changed objects, then removes objects within the brake. Sends no further
-    /// requests after a throttled one. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
+    /// Checks the remaining assets of a batch and stores changed objects, then removes up to the fraction `brake` of the objects. Sends
+    /// no requests after a throttled one. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
     ///
     /// # Errors
     /// When an object cannot be stored or removed, or the origin throttles or fails. The batch must be checked again.
@@ -136,7 +136,7 @@ impl<O: Origin> Checker<O> {
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
         for result in &mut results {
             let is_removal = is_removal(result.outcome, batch.attempt, allow, drops_failed);
-            // Of matches, the brake limits the new notes of missing ones, but not the later removals.
+            // For matches, the brake limits new notes of missing matches, but not the later removals.
             let (is_limited, is_due) = match cookies {
                 None => (is_removal, is_removal),
                 Some(_) if is_first_sighting(result) => (true, false),

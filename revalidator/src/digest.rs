@@ -1,4 +1,4 @@
-//! Digests of response bodies, after parts that differ in each response are removed.
+//! Digests of response bodies, without the text that differs between responses.
 //!
 //! A digest is `xxh3:<16 hex digits>:<length>`. Digests of older data (CRC-32, 8 hex digits) are still supported.
 

@@ -17,7 +17,7 @@ pub enum Bucket {
     Jobs,
     /// Keys `worker.<id>`, each with a [`Subscription`](crate::messages::Subscription), and leases.
     Subscriptions,
-    /// A [`Note`](crate::matches::Note) for each match that a partner has confirmed, or does not have.
+    /// A [`Note`](crate::matches::Note) for each match that a partner has confirmed, or that is missing there.
     Matches,
 }
 

@@ -247,7 +247,7 @@ pub struct Counts {
     pub gone: u64,
     /// Assets whose object was removed.
     pub deleted: u64,
-    /// Assets whose object would have been removed without the brake.
+    /// Assets whose object was not removed because of the setting `brake`.
     pub held_back: u64,
     /// Assets whose requests failed twice.
     pub failed: u64,
@@ -414,7 +414,7 @@ pub struct AssetResult {
     pub was_stale: bool,
     /// What the response means.
     pub outcome: Outcome,
-    /// Whether the brake prevented the removal of the object.
+    /// Whether the setting `brake` prevented the removal of the object.
     pub held_back: bool,
 }
 

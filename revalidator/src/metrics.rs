@@ -24,7 +24,7 @@ pub struct Metrics {
     pub response_seconds: HistogramVec,
     /// Removed objects by application.
     pub removed: IntCounterVec,
-    /// Objects that the brake kept, by application.
+    /// Objects kept because of the setting `brake`, by application.
     pub held_back: IntCounterVec,
     /// Batches whose result was published before.
     pub batches_repeated: IntCounter,

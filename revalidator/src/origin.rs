@@ -1,6 +1,6 @@
 //! Conditional requests to origins.
 //!
-//! The client of the application restricts hosts and addresses. Each body is bounded, and so is their total.
+//! The client of the application restricts hosts and addresses. The size of each body and of all bodies is bounded.
 
 use std::{future::Future, sync::Arc, time::Duration};
 

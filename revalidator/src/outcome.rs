@@ -71,7 +71,7 @@ pub fn outcome(
     if let Some(cookies) = &settings.cookies {
         match response.status {
             200 | 204 => return cookies::uid(cookies.null_means, asset, response, force),
-            // Their bodies have no agreed meaning.
+            // The format of these bodies is not defined.
             201..300 => return (Outcome::Unexpected, asset.clone()),
             _ => {}
         }

@@ -106,7 +106,7 @@ pub fn parse(line: &[u8]) -> Result<Line> {
 /// Checks the size of a file. A missing one is not an error.
 ///
 /// # Errors
-/// When it is too large.
+/// When it exceeds [`SOURCE_BYTES_MAX`].
 pub fn check_size(path: &Path) -> Result<()> {
     let size = fs::metadata(path).map_or(0, |found| found.len());
     ensure!(size <= SOURCE_BYTES_MAX, "the file exceeds 1 GiB");

@@ -65,7 +65,7 @@ pub struct Worker<E, O> {
     pub clock: fn() -> u64,
 }
 
-/// State with which a worker resumes a job.
+/// State that a worker keeps to resume a job.
 struct Memory {
     controller: Controller,
     /// The batch that was interrupted last, by the hash of its message, and its completed checks of up to 1 MiB.
@@ -172,7 +172,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         candidates(self.mirror.jobs(), (self.clock)())
     }
 
-    /// The jobs with free slots, the oldest first.
+    /// The jobs with free slots, the oldest first. A slot is the lease of one of the workers that a job needs.
     fn open_jobs(&self) -> Vec<(Arc<App>, Arc<JobStatus>, Vec<String>)> {
         let apps = (self.apps)();
         let open = self.candidates().into_iter().filter_map(|job| {

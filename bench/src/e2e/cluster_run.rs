@@ -117,8 +117,8 @@ impl ClusterRun {
         self.observer.observe(&targets).await.clone()
     }
 
-    /// Runs a load to its end and observes all processes every second. An unexpected exit of a process ends the load; with an
-    /// `injector`, the injector checks this.
+    /// Runs a load to its end and observes all processes every second. An unexpected exit of a process ends the load. An
+    /// `injector` must check for exits itself.
     pub async fn drive(
         &mut self,
         plan: Plan,

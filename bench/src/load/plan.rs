@@ -33,7 +33,7 @@ pub struct Plan {
     /// Number of connections.
     pub connections: NonZeroUsize,
     /// Maximum outstanding requests per connection. Default: 1 without a rate; with a rate, 1,048,576 over all connections
-    /// or 4,096 per connection, whichever is more, so that a stalled server does not stop the sender.
+    /// or 4,096 per connection, whichever is more. A stalled server then does not stop the sender.
     pub pipeline: Option<NonZeroUsize>,
     /// Duration; without it and without `requests`, the load runs until it is stopped.
     pub duration: Option<Duration>,

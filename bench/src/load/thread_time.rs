@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Instant};
 
 use procfs::process::Process;
 
-/// A point in time, with the nanoseconds a thread had run and waited for a CPU by then.
+/// A point in time, and the nanoseconds in which a thread had run and waited for a CPU until then.
 pub(super) struct ThreadTime(Instant, [u64; 2]);
 
 /// Fractions of time in which a thread ran, and waited for a CPU.

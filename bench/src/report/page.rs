@@ -93,7 +93,7 @@ fn environment(environment: &Environment) -> Markup {
         ),
         (
             "processor",
-            format!("{}, {} usable", environment.cpu, environment.cores),
+            format!("{}, {} cores usable", environment.cpu, environment.cores),
         ),
         (
             "memory",

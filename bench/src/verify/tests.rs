@@ -223,8 +223,8 @@ fn older_value_is_explained_if_the_newer_may_be_lost() {
     assert_eq!(verdict.lost.len(), 1);
 }
 
-/// Checks a consumer that was restarted and receives a value from producer 0, another one from producer 1, and the
-/// first one again from producer `last`.
+/// Checks the store of a consumer that was restarted. It received a value from producer 0, a different value from
+/// producer 1, and the first value again from producer `last`.
 #[track_caller]
 fn check_duplicate(last: usize, expected: [u64; 5], forgotten: u64) {
     let of_one_user = |seed| {

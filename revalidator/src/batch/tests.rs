@@ -324,7 +324,7 @@ async fn forced_requests_have_no_conditions_and_replace_equal_objects() {
     assert_eq!(unconditional.len(), 100);
 }
 
-/// Results of matches, of which those below `missing` are gone, some for the second time. The last response is `late` ms later.
+/// Checks matches: those below `missing` are gone, those below `were_missing` for the second time. The last response is `late` ms later.
 async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetResult> {
     let mut setup = Setup::new(move |number| {
         NOW.set(DAY_MS + if number == 99 { late } else { 0 });

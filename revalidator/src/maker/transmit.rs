@@ -72,7 +72,7 @@ impl<E: Engine> Maker<E> {
         let mut written = sent.batch_count;
         loop {
             let next = source.next(selection.clone()).await;
-            // Without the cursor, which can be the id of a user.
+            // The error omits the cursor, which can be the id of a user.
             let ((assets, cursor), rest) = next.with_context(|| {
                 format!("failed to read assets after batch {}", sent.batch_count)
             })?;

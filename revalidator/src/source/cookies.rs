@@ -80,7 +80,7 @@ impl<E: Engine> Matches<E> {
             waiting.extend(self.read(&next).await?);
         }
         if !waiting.is_empty() {
-            // Of similar sizes, because the brake permits no removal in a small batch.
+            // Batches have similar sizes, because the brake permits no removal in a small one.
             let count = waiting.len().div_ceil(BATCH_ASSETS_MAX);
             let batches = waiting.chunks(waiting.len().div_ceil(count));
             self.batches = batches.map(<[_]>::to_vec).collect();
@@ -151,7 +151,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     let matches = lines.into_iter().map(serde_json::from_slice);
     let matches: Option<Vec<Match>> = matches.map(Result::ok).collect();
     let matches = matches.context("a page has an invalid line")?;
-    // The user ids become parts of requests to partners and rows for producers.
+    // Only valid user ids may reach partners and producers.
     let is_later = |it: &String| is_user_id(it.as_bytes()) && **it > *next;
     ensure!(
         matches.len() <= ROWS_MAX

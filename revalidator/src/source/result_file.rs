@@ -26,7 +26,7 @@ const MEMORY_BYTES_MAX: usize = 128 << 10;
 /// The results of a job.
 #[derive(Debug)]
 pub struct ResultFile {
-    /// Their number and outcomes.
+    /// Number and outcomes of the results.
     pub tally: Tally,
     file: SpooledTempFile,
     end: u64,
@@ -39,7 +39,7 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Without results. A temporary file is created in the directory of `list`, the assets file. Without it, only failed assets are kept.
+    /// Without results. `list` is the assets file, whose directory is used for a temporary file. Without it, only failed assets are kept.
     pub fn new(list: Option<&Path>) -> Self {
         let dir = list.map_or_else(env::temp_dir, |it| directory(it).to_owned());
         Self {

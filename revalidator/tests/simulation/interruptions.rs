@@ -94,7 +94,7 @@ async fn job_of_an_origin_with_a_small_quota_progresses() {
     assert_eq!(simulation.requests(), 300 + throttled);
 }
 
-/// Runs a job on one worker, changes it in its first batch, and returns the number of requests at the change and a minute later.
+/// Runs a job on one worker, and changes it in its first batch. Returns the number of requests at the change and a minute later.
 async fn interrupt(change: impl Fn(&mut JobStatus)) -> (usize, usize) {
     let mut simulation = Simulation::new(APPS, slow);
     simulation.maker();

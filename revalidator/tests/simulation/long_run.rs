@@ -36,7 +36,7 @@ fn delay(random: &mut fastrand::Rng) -> Duration {
 }
 
 /// Runs three makers for some hours; returns the numbers of jobs and batches. With `faults`, the origin fails 5 % of the requests and
-/// is down for ten minutes, and workers, makers and the broker fail at random times.
+/// is down for ten minutes. Workers, makers and the broker fail at random times.
 async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
     let random = std::sync::Mutex::new(fastrand::Rng::with_seed(seed));
     let down = START + HOUR / 2..START + HOUR * 2 / 3;

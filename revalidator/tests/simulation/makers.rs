@@ -229,7 +229,7 @@ async fn another_maker_continues_in_the_middle_of_the_list() {
         sleep(Duration::from_millis(200)).await;
         first.abort();
         assert!((42..60).contains(&simulation.model.unsettled("a")));
-        // Assets after the cursor disappear, so that the repeated batches have others.
+        // Assets after the cursor disappear, so the repeated batches have different assets.
         let file = dir.path().join("assets.ndjson");
         let text = fs::read_to_string(&file).unwrap();
         let left = text
