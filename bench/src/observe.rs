@@ -127,7 +127,7 @@ impl MonitoredProcess {
         if let Some(admin) = &target.admin {
             let response = timeout(RESPONSE_TIMEOUT, scrape(&mut self.client, admin));
             let Ok(Some(samples)) = response.await else {
-                // The connection may be within a response.
+                // The connection may be in the middle of a response.
                 self.client = None;
                 return;
             };

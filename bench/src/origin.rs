@@ -145,7 +145,7 @@ impl Origin {
         response.body(body).expect("all headers are valid")
     }
 
-    /// Decides about a request, and counts it; returns its status, 0 for no response, and its delay.
+    /// Determines the response to a request, and counts it; returns the status (0 for no response) and the delay.
     fn arrive(&self, path: &str, is_known: bool) -> (u16, Duration) {
         let (args, mut counts) = (&self.args, self.counts());
         let mut random = self.random("request", counts.requests);

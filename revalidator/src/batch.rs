@@ -110,7 +110,7 @@ impl<O: Origin> Checker<O> {
                 progress.checked.insert(index, found);
             }
         }
-        // In the order of the batch, so that a repeated batch removes the same objects.
+        // Results are in the order of the batch, so that a repeated batch removes the same objects.
         let mut results: Vec<_> = progress.checked.values().cloned().collect();
         let (cookies, now) = (app.settings.cookies.as_ref(), clock());
         if cookies.is_some() {

@@ -79,7 +79,7 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// The batches of a job.
     type Batches: Send + Sync;
 
-    /// A batch delivered to this worker. It is delivered to another one if nothing is reported about it for [`ACK_WAIT`].
+    /// A batch delivered to this worker. If the worker reports nothing about it for [`ACK_WAIT`], another worker receives it.
     type Delivery: Send + Sync;
 
     /// Watches a bucket.

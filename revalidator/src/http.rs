@@ -77,7 +77,7 @@ impl<E: Engine> Api<E> {
         let response = self.route(&head, &mut body).await;
         let mut response = response.unwrap_or_else(|problem| problem.reply());
         if !body.is_end_stream() {
-            // The unread rest of the body would precede the next request.
+            // On this connection, the unread rest of the body would precede the next request.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
         }

@@ -33,7 +33,7 @@ pub const ENDED_MS_MAX: u64 = 7 * DAY_MS;
 /// Time for which ended single checks are kept.
 pub const ENDED_CHECK_MS_MAX: u64 = DAY_MS / 24;
 
-/// Maximum difference of the clocks of two programs.
+/// Maximum difference between the clocks of two programs.
 const CLOCK_MS_MAX: u64 = DAY_MS / 24;
 
 /// Minimum number of failed or gone assets in a batch that suspends the job.
@@ -110,7 +110,7 @@ pub fn pause(job: &mut JobStatus, now: u64) {
     job.resume_at = None;
 }
 
-/// Ends a suspension or a pause: when a worker starts the job, or at any time by an operator, even before the origin permits it.
+/// Ends a suspension or a pause. A worker calls it when it starts the job. An operator may call it before the origin permits requests.
 pub fn resume(job: &mut JobStatus, now: u64) {
     job.throttled_until = None;
     job.revalidator_state = RevalidatorState::Revalidating;

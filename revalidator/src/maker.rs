@@ -41,7 +41,7 @@ use crate::{
     source::{self, ResultFile, Selection},
 };
 
-/// Time between two writes of the progress of a job, and two searches for jobs without a maker.
+/// Time between two writes of the progress of a job, and between two searches for jobs without a maker.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Maximum pause after an error; it doubles with each error of a job.

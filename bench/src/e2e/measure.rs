@@ -59,7 +59,7 @@ impl StepObservations<'_> {
             backlog_in_producers: sum(after, names::LAG),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
-            // From the second observation on: in the first second, no cookie may be stored yet.
+            // Excludes the first second, in which no cookie may be stored yet.
             stored_per_second: stored_per_second(
                 self.observed
                     .get(1)

@@ -17,10 +17,10 @@ const BACKLOG_SECONDS: f64 = 1.0;
 /// with batches.
 const STORED_SHARE: f64 = 0.98;
 
-/// Fraction of all cores from which the machine counts as busy; the rest is used by the system and wake-ups.
+/// Minimum used fraction of all cores of a busy machine; the system and wake-ups need the rest.
 const ALL_CORES: f64 = 0.9;
 
-/// Fill level of a consumer buffer from which its store is the bottleneck.
+/// Minimum fill level of a consumer buffer if its store is the bottleneck.
 const BUFFER_FULL: f64 = 0.5;
 
 /// Roles in data-flow order, with their names.

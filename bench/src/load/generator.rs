@@ -11,7 +11,7 @@ use crate::report::{Percentiles, duration};
 /// Delay from which a request counts as late: more than the timer resolution (1 ms) and a scheduler time slice (3 to 4 ms).
 const LATE_MICROS: u64 = 10_000;
 
-/// Fraction of time running or waiting for a CPU from which a thread had no idle time.
+/// Minimum fraction of time running or waiting for a CPU of a thread without idle time.
 const BUSY_SHARE: f64 = 0.95;
 
 /// Fraction of time waiting for a CPU above which other processes slowed a thread down.

@@ -22,7 +22,7 @@ pub(super) struct HostileMix(Vec<Request>);
 /// One request. Unset values come from the cookie that it replaces.
 #[derive(Debug)]
 struct Request {
-    /// Outcome as which the producer counts it.
+    /// Outcome that the producer counts.
     reason: &'static str,
     buyer_uid: Option<String>,
     /// End of the query.
@@ -89,7 +89,7 @@ impl HostileMix {
 }
 
 impl Request {
-    /// The request of a line, or several: a macro is also sent percent-encoded.
+    /// The requests of a line: a macro is also sent percent-encoded, once and twice.
     fn of_line(line: &'static str) -> Vec<Self> {
         let mut columns = line.split('\t');
         let mut next = || columns.next().unwrap_or_default();

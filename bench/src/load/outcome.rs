@@ -31,8 +31,8 @@ pub struct LoadOutcome {
     pub cpu: Duration,
     /// Results of each second.
     pub by_second: Vec<Second>,
-    /// Hostile requests sent, by the outcome as which the producer counts their refusal. Refusals by the privacy check are
-    /// `privacy` and its outcome.
+    /// Hostile requests sent, by the outcome that the producer counts. For refusals by the privacy check, `privacy` and the
+    /// outcome of the check.
     pub hostile: BTreeMap<&'static str, u64>,
     /// History of each connection.
     pub histories: Vec<History>,

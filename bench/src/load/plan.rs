@@ -45,8 +45,8 @@ pub struct Plan {
     pub threads: NonZeroUsize,
     /// Generator of the cookies: connection `i` sends numbers 0, 1, … of connection `first_connection + i`.
     pub traffic: Traffic,
-    /// Connection number of the first connection in `traffic`. Loads with one seed but other numbers send other cookies of
-    /// the same users.
+    /// Connection number of the first connection in `traffic`. Loads with one seed but different numbers send different
+    /// cookies of the same users.
     pub first_connection: u64,
     /// Send hostile requests instead of the cookies.
     pub hostile: bool,

@@ -62,7 +62,7 @@ pub(super) struct Times {
     pub(super) latency: Micros,
     /// Delay from the intended to the actual send time.
     pub(super) send_delay: Micros,
-    /// Part of it caused by the generator: since the request was due and had capacity.
+    /// Portion of `send_delay` caused by the generator: from the time when the request was due and had capacity.
     pub(super) generator_delay: Micros,
 }
 
@@ -126,7 +126,7 @@ impl Recorder {
         self.outstanding += requests;
     }
 
-    /// Records the delay of a request from its intended send time, and from the time it could be sent.
+    /// Records the delay of a request from its intended send time, and from the time at which it could be sent.
     #[inline]
     pub(super) fn late(&mut self, now_nanos: u64, intended_nanos: u64, possible_nanos: u64) {
         let times = &mut self.current.times;

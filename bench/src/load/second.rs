@@ -15,13 +15,13 @@ pub struct Second {
     pub second: u64,
     /// Length in seconds; below 1 only for the last one.
     pub length: f64,
-    /// Requests due in it, with a rate.
+    /// Requests due in this second, with a rate.
     pub intended: Option<u64>,
-    /// Outcomes of requests in it.
+    /// Outcomes of requests in this second.
     pub counts: RequestCounts,
     /// Outstanding requests at its end.
     pub outstanding: u64,
-    /// Latency of responses 200 that arrived in it and of requests abandoned in it.
+    /// Latency of responses 200 that arrived, and of requests abandoned, in this second.
     pub latency_micros: Option<Percentiles>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Collector<'a> {
 }
 
 impl Second {
-    /// Whether no response arrived in it.
+    /// Whether no response arrived in this second.
     pub(super) fn is_silent(&self) -> bool {
         self.counts.accepted + self.counts.errors() == 0
     }

@@ -107,7 +107,7 @@ impl Session {
         self.sent == self.task.requests
     }
 
-    /// Continues over a new stream. Requests could not be sent before.
+    /// Continues over a new stream. Until now, requests could not be sent.
     pub(super) fn reconnected(&mut self) {
         self.recorder.borrow_mut().counts().reconnects += 1;
         self.is_blocked = false;

@@ -57,7 +57,7 @@ impl Report {
         }
     }
 
-    /// All measurements, each with its full name: the name of its row and its own, as in `120000/s: accepted`.
+    /// All measurements, each with its full name: row name and own name, as in `120000/s: accepted`.
     pub fn measurements(&self) -> impl Iterator<Item = (String, &Measurement)> {
         let rows = self.tables.iter().flat_map(|table| &table.rows);
         rows.flat_map(|row| {

@@ -1,4 +1,4 @@
-//! The directory of a report. It is created before the run, so that an error is found before the measurement, and
+//! The directory of a report. It is created before the run, so that errors are found before the measurement. It is
 //! filled after the run.
 
 use std::{

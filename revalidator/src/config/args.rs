@@ -64,7 +64,7 @@ pub struct WorkArgs {
 
     /// Run no maker: other processes transmit the assets of jobs and count the results
     ///
-    /// A job whose assets file a maker cannot read is transmitted by another maker.
+    /// If a maker cannot read the assets file of a job, another maker transmits the job.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 

@@ -48,7 +48,7 @@ fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
 }
 
 impl<E: Engine> Maker<E> {
-    /// Transmits a job from its cursor on, with up to [`WINDOW`] batches more than are `counted`; returns its new state. Except for an
+    /// Transmits a job from its cursor on, up to [`WINDOW`] batches ahead of the `counted` ones; returns its new state. Unless it is an
     /// I/O error, the error is the reason to cancel the job.
     pub(super) async fn transmit(
         &self,

@@ -151,7 +151,7 @@ async fn batches_of_a_cancelled_job_without_a_maker_are_removed() {
     cancel(&simulation, "a").await;
     sleep_until(START + 2 * MINUTE).await;
     assert_eq!(simulation.model.unsettled("a"), 0);
-    // Its maker does not notice, and transmits further batches much later.
+    // The foreign maker does not notice the cancellation, and transmits a batch much later.
     sleep_until(START + HOUR).await;
     let sent = simulation.model.send_batch("a", "late", "batch".into());
     sent.await.unwrap();
@@ -172,7 +172,7 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
         simulation.list_job("one", id, set).await;
     };
     let (old, day) = (8 * DAY_MS, DAY_MS);
-    // It is 20 days old after some minutes.
+    // Four minutes after the start, this job is 20 days old.
     let almost = 20 * day - 4 * MINUTE;
     ended("cancelled", ServerState::Cancelled, almost, |_| ()).await;
     ended("acknowledged", ServerState::Cancelled, old, |job| {
@@ -185,7 +185,7 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
         job.push = true
     })
     .await;
-    // Its origin still demands a pause.
+    // The origin of this job still demands a pause.
     ended("throttled", ServerState::Finished, 2 * HOUR, |job| {
         (job.push, job.throttled_until) = (true, Some(START + 4 * MINUTE))
     })

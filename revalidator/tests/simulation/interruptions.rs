@@ -68,7 +68,7 @@ async fn a11_throttled_origin_gets_no_request_for_the_demanded_time() {
 
 #[tokio::test(start_paused = true)]
 async fn job_of_an_origin_with_a_small_quota_progresses() {
-    // 20 requests in 30 seconds; the harness demands 30 seconds.
+    // The quota is 20 requests in 30 seconds; the harness demands pauses of 30 seconds.
     let quota = Arc::new(Mutex::new((0, 0)));
     let throttled = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&throttled);
@@ -190,7 +190,7 @@ async fn worker_without_its_lease_ends_its_batch() {
     let requests = simulation.requests();
     sleep(Duration::from_secs(17)).await;
     assert_eq!(simulation.requests(), requests);
-    // It is lost after 30 seconds.
+    // The other worker does not renew the lease, so it expires after 30 seconds.
     let ended = simulation.wait_ended("a").await;
     assert_eq!(ended.counts.fresh, 100);
 }

@@ -69,7 +69,7 @@ fn write_source(dir: &Path, count: usize) -> String {
 
 /// Runs a job under faults that `seed` selects; returns the numbers of faults and of repeated requests.
 async fn run(seed: u64) -> (usize, usize) {
-    // Objects are synced to the disk, which is slow elsewhere.
+    // Objects are synced to the disk, which is slow in other directories.
     let memory = Path::new("/dev/shm");
     let dir = tempfile::tempdir_in(memory)
         .or_else(|_| tempfile::tempdir())

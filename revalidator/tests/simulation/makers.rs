@@ -98,7 +98,7 @@ async fn job_is_transmitted_when_the_older_one_of_its_application_has_ended() {
     assert_eq!(simulation.status("b").await.batch_count, 0);
     assert_eq!(simulation.model.unsettled("b"), 0);
     cancel(&simulation, "a").await;
-    // The file is read then, not before.
+    // The maker reads the file only now.
     write_assets(&dir, 150);
     simulation.worker();
     let ended = simulation.wait_ended("b").await;
@@ -374,7 +374,7 @@ async fn results_that_cannot_be_written_back_are_retried_with_a_reason() {
     assert_eq!(waiting.server_state, ServerState::ProcessingResults);
     let messages = simulation.model.messages();
     sleep(Duration::from_secs(600)).await;
-    // Each attempt reads all results again, so there are few.
+    // Each attempt reads all results again, so there must be few attempts.
     let messages = simulation.model.messages() - messages;
     assert!(messages < 1000, "{messages}");
     fs::rename(&other, &file).unwrap();
