@@ -165,7 +165,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::TOO_MANY, "too many open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("started with --no-maker: use another process"));
+            return Err(invalid("this process has no maker: use another process"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
