@@ -1,12 +1,12 @@
 //! Bucket bounds of histograms.
 
-/// Seconds of a sync request. Finest in the normal range: a single request takes 10 µs, and the requests of one read
-/// wait for the last request.
+/// Seconds per sync request. The bounds are finest in the usual range: 10 µs for a single request, and more for requests
+/// that arrive together, because each is timed until the last one is done.
 pub const REQUEST_SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
 ];
 
-/// Seconds from acceptance to the node or the store. Finest in the normal range: one to three times the chunk age of 10 ms.
+/// Seconds from acceptance to the node or the store. The bounds are finest at one to three times the chunk age of 10 ms.
 pub const DELIVERY_SECONDS: &[f64] = &[
     0.001, 0.002, 0.005, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.05, 0.075, 0.1, 0.15,
     0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
@@ -27,13 +27,13 @@ pub const SHAPING_DELAY_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 300.0, 3600.0,
 ];
 
-/// Seconds of limiter requests: 25 µs to 10 s.
+/// Seconds per limiter request: 25 µs to 10 s.
 pub const LIMITER_SECONDS: &[f64] = &[
     0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.25, 1.0, 10.0,
 ];
 
-/// Seconds to the first byte of a response of an origin, up to its timeout. Finest around the first threshold of the concurrency.
+/// Seconds to the first byte of an origin's response, up to the timeout. The bounds are finest where the concurrency adapts.
 pub const ORIGIN_SECONDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
 ];

@@ -16,15 +16,15 @@ pub const WRITTEN: MetricDef = MetricDef::counter(
 );
 pub const SUPERSEDED: MetricDef = MetricDef::counter(
     "consumer_superseded_total",
-    "Cookies superseded by a newer one of the same user and DSP before they were written.",
+    "Cookies superseded by a newer cookie of the same user and DSP before they were written.",
 );
 pub const SUPPRESSED: MetricDef = MetricDef::counter(
     "consumer_suppressed_total",
-    "Cookies not written because their buyer uid equals the one stored within --refresh-interval.",
+    "Cookies not written because the same buyer uid was stored within --refresh-interval.",
 );
 pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
-    "Cookies not written because the store has a newer one.",
+    "Cookies not written because the store has a newer cookie.",
 );
 pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
     "consumer_deletions_total",
@@ -36,7 +36,7 @@ pub const DELETED_ON_ARRIVAL: MetricDef = MetricDef::counter(
 );
 pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries",
-    "Deletions in the table, which rejects covered cookies that arrive later.",
+    "Deletions in the table against which arriving cookies are checked.",
 );
 pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries_max",
@@ -84,22 +84,22 @@ pub const DSP_FAILING: MetricDef = MetricDef::gauge(
 
 pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
     "consumer_producer_connected",
-    "1 while a stream of this producer is open.",
+    "1 while a stream from this producer is open.",
 )
 .by(&["producer"]);
 pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
     "consumer_producer_lag_cookies",
-    "Cookies of this producer that are not yet durable on this node, up to the newest sequence number received, or announced in the producer's `Hello` message.",
+    "Cookies of this producer that are not yet durable on this node, up to the newest sequence number received or announced in `Hello`.",
 )
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Minimum time from acceptance to receipt in the last one to two minutes, including the difference between the two clocks.",
+    "Minimum time from acceptance to receipt in the last one to two minutes. Includes the offset between the clocks of both hosts.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
     "consumer_cursor_sequence",
-    "Newest durable sequence of each producer.",
+    "Newest durable sequence number of each producer.",
 )
 .by(&["producer"]);
 
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts, by the cookies that this consumer lost: none, a known number (exact), at most a known number (bounded), or an unknown number (unknown). Producers that did not return count as unknown.",
+    "Producer restarts, by the number of cookies that this consumer lost: none, known (exact), at most a known number (bounded), or unknown. Producers that did not return count as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -125,7 +125,7 @@ pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const BUFFER_BYTES_MAX: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes_max",
-    "Maximum size of the receive buffer in bytes since the scrape before the last.",
+    "Maximum size of the receive buffer in bytes over the last two scrape intervals.",
 );
 pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_limit_bytes",
@@ -145,11 +145,11 @@ pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["address"]);
 pub const STREAM_VIOLATIONS: MetricDef = MetricDef::counter(
     "consumer_stream_violations_total",
-    "Streams closed because of a protocol violation, including a `Goodbye` message when cookies are missing.",
+    "Streams closed because of a protocol violation, such as a `Goodbye` message before all cookies arrived.",
 );
 pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
     "consumer_unknown_events_total",
-    "Events of newer protocol versions, which this consumer skipped.",
+    "Events skipped because they belong to a newer protocol version.",
 );
 pub const CONTRACT_TTL_DSPS: MetricDef = MetricDef::gauge(
     "consumer_contract_ttl_dsps",
@@ -177,7 +177,7 @@ pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies with a time more than 5 minutes ahead of this host's clock, which was reduced to 5 minutes.",
+    "Cookies whose time was more than 5 minutes ahead of this host's clock, and was reduced to 5 minutes ahead.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");
@@ -206,11 +206,11 @@ pub const DSP_SLOTS: MetricDef = MetricDef::gauge(
 );
 pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max). Cookies of any others are rejected.",
+    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max). Cookies of further DSPs are rejected.",
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producer drains (clean shutdowns) for which every cookie sent before is stored or declared lost.",
+    "Producer drains (clean shutdowns) after which every cookie sent is stored or reported lost.",
 );
 
 // Maintenance.
@@ -271,4 +271,4 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
 );
 
 const LAST_RUN: &str =
-    "Unix time in seconds of the last run in the window that had no error; 0 if there was none.";
+    "Unix time in seconds of the last run without an error; 0 if there was none.";

@@ -1,5 +1,5 @@
-//! Balance equations that hold in every single scrape: the cookies that entered are the
-//! sum of those with each outcome, and of those without one yet.
+//! Balance equations that hold in every scrape: the number of cookies that entered equals
+//! the sum over all outcomes plus the cookies without an outcome yet.
 //!
 //! ```
 //! use metric_defs::{MetricDef, equations::LEDGER};
@@ -26,7 +26,7 @@ use crate::{MetricDef, consumer, producer};
 pub struct Equation {
     /// All cookies that entered.
     pub inputs: &'static [MetricDef],
-    /// Cookies by outcome; then those without an outcome yet.
+    /// Cookies by outcome, then cookies without an outcome yet.
     pub terms: &'static [Term],
 }
 
@@ -69,7 +69,7 @@ pub const LEDGER: Equation = Equation {
     ],
 };
 
-/// The cookies of one subscriber of a producer: series with the same labels.
+/// The cookies of one subscriber of a producer. Holds for the series with the same labels.
 pub const ACCOUNT: Equation = Equation {
     inputs: &[producer::SUBSCRIBER_APPENDED],
     terms: &[DELIVERED, LOST, Term::of(producer::QUEUED)],
@@ -81,7 +81,7 @@ pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELI
 /// Cookies that a subscriber will not receive.
 pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).minus(producer::RECOVERED);
 
-/// The cookies of one DSP limit of a producer: series with the same labels.
+/// The cookies of one DSP limit of a producer. Holds for the series with the same labels.
 pub const SHAPING: Equation = Equation {
     inputs: &[producer::SHAPING_ACCEPTED],
     terms: &[

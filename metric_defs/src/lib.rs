@@ -74,7 +74,7 @@ impl MetricDef {
         Self { labels, ..self }
     }
 
-    /// The same metric with a process or port as prefix of its name. Leaks the new name.
+    /// The same metric with a process or port as prefix of its name. Leaks the memory of the new name.
     pub fn of(self, prefix: &str) -> Self {
         let name = format!("{prefix}_{}", self.name).leak();
         Self { name, ..self }

@@ -12,7 +12,7 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =
-    MetricDef::counter("limiter_delays_total", "Queries of the wait before a call.").by(LIMIT);
+    MetricDef::counter("limiter_delays_total", "Queries for the wait of a call.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
     "Calls reported through increment: counted, without effect (too_old), or rejected because they are in the future (too_early).",
@@ -40,7 +40,7 @@ pub const QUOTA_USED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters in use under a limit, for each of its rules: a key of a limit with three rules has three.",
+    "Counters in use under a limit. Each key has one counter per rule.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Calls under shared limits, by who decided: the server, the limiter's guaranteed share while the server is unavailable (share), or none (refused without a decision).",
+    "Calls under shared limits, by decision maker: the server, the limiter's guaranteed share while the server is unavailable (share), or none (refused without a decision).",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
@@ -98,5 +98,5 @@ pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
 );
 pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
-    "Time by which the system clock is behind the limiter's monotonic clock.",
+    "Lag of the system clock behind the limiter's monotonic clock.",
 );

@@ -13,7 +13,7 @@ pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const PRIVACY: MetricDef = MetricDef::counter(
     "producer_privacy_total",
-    "Decisions of the privacy check on valid sync requests, by outcome. Matches are refused only in mode enforce.",
+    "Decisions of the privacy check on valid sync requests, by outcome. Matches are refused only in mode `enforce`.",
 )
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Accepted matches that their contract or the privacy check would refuse if it were not set to `observe`, by DSP and reason.",
+    "Accepted matches that a contract or the privacy check would have refused if not set to `observe`, by DSP and reason.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(
@@ -90,7 +90,7 @@ pub const LAG: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies_max",
-    "Maximum lag of the subscriber in cookies since the scrape before the last.",
+    "Maximum lag of the subscriber in cookies over the last two scrape intervals.",
 )
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
@@ -217,7 +217,7 @@ pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log: at their release time (scheduled), or early because the producer stopped or the limit no longer queues.",
+    "Cookies released into the log: at their release time (scheduled), or early when the producer stops or the limit no longer queues.",
 )
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
@@ -325,11 +325,11 @@ pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
-    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe.",
+    "Newest sequence number that the subscriber has confirmed as durable in this epoch. Only for Subscribe.",
 )
 .by(SUBSCRIBER);
 pub const APPLIED: MetricDef = MetricDef::gauge(
     "producer_subscriber_applied_sequence",
-    "Newest sequence up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe.",
+    "Sequence number up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe.",
 )
 .by(SUBSCRIBER);
