@@ -76,7 +76,7 @@ const LIMITS: Limits = Limits {
 /// Value of [`Parts::lag_max`].
 pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum memory: that of all requests at the same time, and of the responses that can be repeated.
+/// Maximum memory of all concurrent requests, and of the responses stored for repeated requests.
 pub(crate) const MEMORY_BYTES: usize = LIMITS.connections_max * body::REQUEST_BYTES
     + token::TOKENS_MAX * idempotency::CLIENT_BYTES_MAX;
 
@@ -86,7 +86,7 @@ pub struct Api {
     inner: Arc<Inner>,
 }
 
-/// The parts of a producer that the API uses.
+/// The components of a producer that the API uses.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Id of the producer, used in receipts.
@@ -205,7 +205,7 @@ impl Api {
         http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
     }
 
-    /// Returns the client of a request, if it has this permission and is below its rate of requests.
+    /// Authenticates a request. Returns its client if it has this permission and is below its request rate.
     fn authorize(&self, headers: &HeaderMap, permission: &str) -> Result<Arc<Client>, Problem> {
         let client = match &self.inner.tokens {
             Some(tokens) => tokens.current().authenticate(headers),
@@ -220,7 +220,7 @@ impl Api {
         Ok(client)
     }
 
-    /// Admits a request that changes something, of a client with `permission`.
+    /// Admits a modifying request from a client with `permission`, unless the producer drains.
     fn admit(&self, headers: &HeaderMap, permission: &str) -> Result<Arc<Client>, Problem> {
         let client = self.authorize(headers, permission)?;
         if self.inner.parts.draining.is_cancelled() {
@@ -229,10 +229,10 @@ impl Api {
         Ok(client)
     }
 
-    /// Charges requests or rows of a client. Returns the time to wait, up to `wait_max`.
+    /// Charges requests or rows to a client. Returns the time to wait, up to `wait_max`.
     ///
     /// # Errors
-    /// 429 if it would be longer.
+    /// 429 if the wait would be longer.
     fn charge(
         &self,
         client: &Client,
@@ -253,7 +253,7 @@ impl Api {
     }
 }
 
-/// Rejects requests of pages of other sites if the port needs no tokens, and counts every response.
+/// Rejects requests from pages of other sites if the port needs no tokens. Counts every response.
 async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -> Response {
     let (headers, uri) = (request.headers(), request.uri());
     let is_foreign = api.inner.tokens.is_none() && caller::is_foreign(headers, uri);

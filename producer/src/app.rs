@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// A stream that was idle for this long gets a heartbeat.
+/// Idle time after which a stream sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How often expired subscribers are removed.

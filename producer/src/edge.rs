@@ -1,7 +1,7 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
-//! It waits only for the client: appending is a short critical section, and a response is written after its cookie is in
-//! the log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether
+//! A connection waits only for its client: appending is a short critical section. A response is written after its cookie
+//! is in the log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether
 //! a match is recorded, and [`response`] encodes the response; these are pure. `connection` does the I/O.
 
 pub mod answer;
@@ -77,7 +77,8 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Accepts connections until the stage stops, with PROXY headers from `proxies`; without `tls`, they are unencrypted. Each connection then finishes the requests that it has read.
+    /// Accepts connections until the stage stops; open ones then finish the requests that they have read. `proxies` send a
+    /// PROXY header on each connection. Without `tls`, connections are unencrypted.
     pub async fn serve(
         self,
         listener: impl Listener,
@@ -117,7 +118,7 @@ impl Edge {
         listen::accept(listener, proxies, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request. An accepted cookie is then in the batch or already appended. An answer other than `Empty` is begun.
+    /// Handles one request: puts an accepted cookie into the batch, and begins the answer unless it is `Empty`.
     fn handle(
         &self,
         head: &Head<'_>,
@@ -183,7 +184,7 @@ impl Edge {
                     (Rejection::BuyerMacro, Some(contract)) => {
                         contract.begin_refusal(format, headers, read.output)
                     }
-                    // Prebid Server accepts this, and deletes the match.
+                    // Prebid Server accepts an empty uid, and deletes the match.
                     (Rejection::BuyerEmpty, _) => format.inspect(|it| it.begin(read.output)),
                     _ => None,
                 };
@@ -242,7 +243,7 @@ impl Edge {
         Outcome::Accepted(answer.unwrap_or_default())
     }
 
-    /// Gives a browser a user id, unless its privacy signals do not permit it, even if they are only `observed`.
+    /// Gives a browser a user id. Privacy signals can prevent it, even in mode `observe` (then `observed` is set).
     #[cold]
     fn mint(
         &self,
@@ -275,8 +276,7 @@ impl Edge {
         Outcome::Rejected(rejection, answer)
     }
 
-    /// Appends the accepted cookies of a read to the log, subject to their limits, and counts the requests. Must precede the
-    /// responses.
+    /// Appends the accepted cookies of a read, subject to their limits, and counts the requests. Must precede the responses.
     fn append(&self, read: &mut ReadRequests<'_>) -> Result<(), Closed> {
         let count = u64::from(read.batch.count());
         if count > 0 {

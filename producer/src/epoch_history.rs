@@ -4,23 +4,23 @@
 //!
 //! An epoch is one run of the process. A small record, a file in memory (`/dev/shm`), contains the last 16 epochs and the
 //! end of each. It survives a crash of the process, but not of the machine. The entry of the current epoch contains an upper
-//! bound of its sequences:
+//! bound on its sequence numbers:
 //!
-//! - Before a cookie gets a sequence beyond the bound, the bound is raised, by `BOUND_STEP` more than needed.
-//! - When the log has sealed all cookies because of their age, the bound is lowered to the last sequence, so it is exact for
-//!   a producer that is killed while idle.
+//! - Before a cookie gets a sequence number beyond the bound, the bound is raised, by `BOUND_STEP` more than needed.
+//! - When the log has sealed all cookies because of their age, the bound is lowered to the last sequence number. It is
+//!   therefore exact for a producer that is killed while idle.
 //! - When the log is closed, the entry becomes exact.
 //!
 //! The bound thus holds whenever the process is killed: cookies are appended only after it is raised. It is too high by at
 //! most `BOUND_STEP`. Raising it in steps, instead of by the capacity of each chunk, gives a tighter bound (the smallest
 //! cookies have a tenth of the usual size) and fewer writes at low rates.
 //!
-//! A subscriber has lost the rest of the epoch of its cursor, and all later epochs before the current one. Their sum is
-//! reported only if all these epochs are known.
+//! After a restart, a subscriber has lost the rest of its cursor's epoch, and all later epochs before the current one.
+//! The number of lost cookies is reported only if all these epochs are recorded.
 //!
 //! # The epoch
 //!
-//! It is unique among the runs of a producer. Consumers compare epochs only for equality: with a repeated one, a consumer
+//! It is unique among the runs of a producer. Consumers compare epochs only for equality: if an epoch repeated, a consumer
 //! would resume in the middle of a run that it never read. Its lowest bits are random, so a clock that is set back, or
 //! starts at the same time with every boot, does not repeat an epoch. The other bits are the start time, for operators.
 //!
@@ -28,8 +28,8 @@
 //!
 //! - The record must be in memory, because appends beyond the bound wait for its write. A directory on disk is rejected.
 //! - A wrong bound is worse than none. A corrupt record is discarded. A failed write removes the record. A process
-//!   that cannot lock the record, because another process with the same id runs, removes it: then neither of them, nor a
-//!   later process, uses it.
+//!   that cannot lock the record, because another process with the same id runs, removes it. Neither of them, nor a later
+//!   process, then uses it.
 //! - All runs with one id must use the same machine and directory: the record does not cover runs elsewhere.
 //! - An epoch is larger than all recorded epochs, even if the clock was set back.
 //! - Without a usable record, the producer logs a warning and runs without one.
@@ -60,7 +60,7 @@ use self::{
 };
 use crate::log::{Progress, Sequence};
 
-/// Number of sequences that are reserved together.
+/// Number of sequence numbers that are reserved together.
 pub const BOUND_STEP: u64 = 1024;
 
 /// Default directory of the record: the in-memory directory of Linux.

@@ -4,7 +4,7 @@
 //!
 //! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next
 //! batch would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is
-//! small). The task of [`run_timers`] seals it, or an earlier append. Sealing writes the first sequence and the headers
+//! small), by [`run_timers`] or an append. Sealing writes the first sequence number and the headers
 //! into the buffer in place, and turns it into an immutable [`Chunk`]: exactly the bytes that every stream sends. The
 //! *ring* holds the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a
 //! stream sends them.
@@ -16,16 +16,16 @@
 //! # Constraints
 //!
 //! - This module depends on neither HTTP nor gRPC. It uses the wire format of a chunk, because sealing *is* encoding.
-//! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
+//! - Sequence numbers start at 1 and have no gaps: the chunk that follows number `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system clock jumps back: "newest wins" compares it. A cookie that is
 //!   appended late has an age relative to that time ([`Log::append_accepted`]).
-//! - The time of a cookie is never after its acceptance, and at most the maximum age of a chunk before it: three times
+//! - The time of a cookie is its acceptance or earlier, by at most the maximum age of a chunk: three times
 //!   [`Config::chunk_age`], or once if the chunk already held 2 KiB. A cookie is accepted when an append reads the clock under
-//!   the lock, or when [`Log::unix_micros`] is called for it. A late sealing task does not change this, because each append
-//!   compares the clock with the time of the open chunk. Consumers rely on it to compare times of different producers.
-//! - Two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions. Wake-ups happen
-//!   under neither. All appenders share one lock, which orders all cookies, once per [`AppendBatch`]: one lock per cookie cost
-//!   8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
+//!   the lock, or when [`Log::unix_micros`] is called for it. A late sealing task cannot exceed the maximum, because each
+//!   append compares the clock with the time of the open chunk. Consumers rely on it to compare times of different producers.
+//! - Two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions, and are woken
+//!   under neither. All appenders share *open*, which orders all cookies. It is taken once per [`AppendBatch`]: one lock per
+//!   cookie cost 8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
 //! - After [`Log::close`], appends fail; readers get the remaining chunks and then [`Delivery::End`].
 //!
 //! # Memory
@@ -107,31 +107,31 @@ struct LogShared {
 /// The state that readers wait on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Head {
-    /// The first sequence of the next sealed chunk.
+    /// The first sequence number of the next sealed chunk.
     next: Sequence,
-    /// Number of intervals of [`Config::idle_after`].
+    /// Number of intervals of [`Config::idle_after`] since the start.
     beat: u64,
     /// Whether the log is closed.
     closed: bool,
 }
 
-/// The range of sequences in the ring.
+/// The range of sequence numbers in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// The oldest sequence; equal to `next` if the ring is empty.
+    /// The oldest sequence number; equal to `next` if the ring is empty.
     pub oldest: Sequence,
-    /// The next sequence to be sealed.
+    /// The next sequence number to be sealed.
     pub next: Sequence,
 }
 
 /// Counters and sizes of a log, for metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct Stats {
-    /// Sequences in the ring.
+    /// Sequence numbers in the ring.
     pub span: Span,
     /// Cookies appended since start, sealed or not.
     pub appended: u64,
-    /// The sequence of the newest deletion; 0 without one.
+    /// The sequence number of the newest deletion; 0 without one.
     pub last_deletion: Sequence,
     /// Counters of sealed chunks.
     pub sealed: SealCounts,
@@ -179,7 +179,7 @@ impl Log {
         }
     }
 
-    /// The epoch of all sequences.
+    /// The epoch of all sequence numbers.
     pub fn epoch(&self) -> u64 {
         self.shared.config.epoch
     }
@@ -190,7 +190,7 @@ impl Log {
         self.shared.unix_micros()
     }
 
-    /// The sequences that readers can read now.
+    /// The sequence numbers that readers can read now.
     pub fn span(&self) -> Span {
         self.shared.ring().span()
     }
@@ -202,12 +202,12 @@ impl Log {
     }
 
     /// A reader from `position` on, which skips forward when its lag exceeds `queue_cookies_max`. This maximum applies from
-    /// sequence `until` on, or once the reader is within it.
+    /// sequence number `until` on, or once the lag is within it.
     pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
         Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
     }
 
-    /// For each position, the age of the oldest sealed cookie from there on, or zero; all as of one moment.
+    /// For each position, the age of the oldest sealed cookie from there on, or zero. All ages refer to the same moment.
     pub fn ages(&self, positions: impl IntoIterator<Item = Sequence>) -> Vec<Duration> {
         let ring = self.shared.ring();
         let age = |position| {
@@ -309,7 +309,7 @@ impl Ring {
         }
     }
 
-    /// The chunk that contains `sequence`, or the oldest chunk if `sequence` was evicted.
+    /// The chunk that contains this sequence number, or the oldest chunk if the number was evicted.
     fn find(&self, sequence: Sequence) -> Option<&Arc<Chunk>> {
         let at = self.chunks.partition_point(|chunk| chunk.last() < sequence);
         self.chunks.get(at)

@@ -1,4 +1,4 @@
-//! Token buckets for clients of the ports, by the monotonic clock.
+//! Rate limits for clients of the ports: token buckets on the monotonic clock.
 
 use std::{
     hash::Hash,
@@ -47,8 +47,8 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
         }
     }
 
-    /// Charges requests to these rates, given by index, or to none of them. Requests may be charged up to `max_wait`
-    /// ahead; returns the time until then.
+    /// Charges requests to all of these rates, given by index, or to none. Requests may be charged up to `max_wait` ahead;
+    /// returns the time to wait for them.
     pub(crate) fn charge(
         &self,
         rates: &[(usize, K)],

@@ -108,8 +108,8 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Registers the metrics, and watches the files in tasks of `stage`. The HTTP port has up to `http_connections`, half of which
-    /// may be in a handshake: beyond, the oldest handshakes end, so that silent clients cannot fill the port.
+    /// Registers the metrics, and watches the files in tasks of `stage`. Of the `http_connections`, half may be in a handshake.
+    /// Beyond that, the oldest handshakes are aborted, so that silent clients cannot fill the HTTP port.
     ///
     /// # Errors
     /// When one of the metrics is registered already.

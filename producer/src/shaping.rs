@@ -1,15 +1,15 @@
 //! DSP rate limits: cookies are accepted at any rate, and released into the log at the rate of their limit.
 //!
 //! The response to a browser never waits; the *cookie* may. The contracts file defines the limits, and how to handle
-//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without contracts, none of this is used.
+//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without contracts, this module is unused.
 //!
 //! # Life of a cookie under a shaping limit
 //!
 //! An accepted cookie is appended to the log if it is within the limits; otherwise it enters the queue of its DSP
-//! (`queue.rs`). It is *released* from the queue at its slot, with its age, so that stores order it by the time of its
-//! acceptance. A newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait`
-//! is deferred and rescheduled later. A cookie older than `max_age` becomes a dead letter, which is requeued at a share
-//! of the rate and finally parked. `docs/dsp-limits.md` describes the details.
+//! (`queue.rs`). It is *released* at its slot (reserved time) with its age, from which stores get its acceptance time. A
+//! newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred and
+//! rescheduled. A cookie older than `max_age` becomes a dead letter, which is requeued at a share of the rate. After
+//! several times it is *parked*: kept, but no longer requeued. `docs/dsp-limits.md` describes the details.
 //!
 //! # Guarantees
 //!

@@ -1,9 +1,9 @@
 //! gRPC output: two server-streaming calls that send chunks of the log without copying them.
 //!
 //! A tonic codec would copy each message into a buffer per stream. This module has its own response body, whose data
-//! frames are the shared bytes of a chunk including the length prefix. So a delivery costs a reference count and a
+//! frames are the shared bytes of a chunk, including the length prefix. A delivery thus costs a reference count and a
 //! share of a system call. The body takes a chunk from the log only when HTTP/2 has capacity for it; until then, the
-//! log can drop it for a slow subscriber.
+//! log can drop the chunk for a slow subscriber.
 //!
 //! tonic does the rest of gRPC: status mapping, health checks, reflection.
 
@@ -133,7 +133,7 @@ impl Inner {
     }
 }
 
-/// Request extension: the network of the client; all of its addresses count as one.
+/// Request extension: the network of the client, whose addresses count as one client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 

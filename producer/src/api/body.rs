@@ -1,6 +1,6 @@
 //! Bulk bodies: NDJSON, plain or gzip, read line by line within bounds.
 //!
-//! A request holds one frame, the lines of one slice of it, and the decoder: up to [`REQUEST_BYTES`], whatever the body.
+//! Whatever its body, a request uses up to [`REQUEST_BYTES`]: one frame, the lines of one slice of it, and the decoder.
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
@@ -29,16 +29,16 @@ const RATIO_FROM_BYTES: u64 = 256 << 10;
 /// Maximum bytes of a row.
 pub(super) const ROW_BYTES_MAX: usize = 4 * 1024;
 
-/// Maximum number of rows of a request, with empty ones.
+/// Maximum number of rows of a request, including empty rows.
 const ROWS_MAX: u32 = 100_000;
 
 /// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the rest of a body is awaited after an error.
+/// Maximum time to receive and discard the rest of a body after an error.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Encoded bytes that are handled before other tasks run, plain and gzip: some ten microseconds' work.
+/// Encoded bytes (plain and gzip) to handle before other tasks run, in some ten microseconds.
 const SLICE_BYTES: usize = 4 * 1024;
 const GZIP_SLICE_BYTES: usize = 256;
 
@@ -172,8 +172,8 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// The next row, which may be empty; `None` if more must be received. A row that is too long is cut, but not to
-    /// [`ROW_BYTES_MAX`] or less.
+    /// The next row, which may be empty; `None` if more must be received. A row that is too long is truncated, but stays
+    /// longer than [`ROW_BYTES_MAX`].
     ///
     /// # Errors
     /// 413.
@@ -198,7 +198,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Discards the rest of a body after an error, for a while: a client that is still sending it might not read the response.
+/// Discards the rest of a body after an error: a client that is still sending it might not read the response.
 pub(super) async fn discard(body: &mut Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     timeout(DISCARD_TIMEOUT, rest).await.ok();
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// The lengths of the rows, up to the first error, and whether there was none. Empty rows are omitted.
+    /// The lengths of the nonempty rows up to the first error, and whether there was no error.
     async fn lengths(is_gzip: bool, body: &[u8], part: usize) -> (Vec<usize>, bool) {
         let coding = if is_gzip { "GZip" } else { "Identity" };
         let mut headers = HeaderMap::new();

@@ -24,13 +24,13 @@ use crate::edge::request::Rejection;
 /// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;
 
-/// Rows that are charged to the limit of their token and then appended to the log.
+/// Maximum number of rows that are charged to the limit of their token and appended to the log together.
 const BATCH_ROWS_MAX: u32 = 256;
 
-/// Why a row is rejected: a value in the response and of the metric label.
+/// Reason for the rejection of a row, as in the response and the metric label.
 pub(super) type RowError = &'static str;
 
-/// Not a JSON object of the documented keys, or too long.
+/// Not a JSON object with the documented keys, or too long.
 pub(super) const MALFORMED: RowError = "malformed";
 pub(super) const USER_INVALID: RowError = "user_invalid";
 pub(super) const DSP_INVALID: RowError = "dsp_invalid";
@@ -50,7 +50,7 @@ pub(super) const ROW_OUTCOMES: [&str; 14] = [
     BUYER_INVALID,
     FORBIDDEN_DSP,
     TOO_OLD,
-    // By the contract of the DSP.
+    // Rejections by the contract of the DSP.
     Rejection::DspUnknown.label(),
     Rejection::DspBlocked.label(),
     Rejection::BuyerMacro.label(),
@@ -104,7 +104,7 @@ struct Bulk<'a, I> {
     rows: Rows<'a>,
     intake: I,
     summary: Summary,
-    /// How many rows were charged to the limit of the token.
+    /// Number of rows charged to the limit of the token.
     charged: u32,
 }
 
@@ -209,9 +209,9 @@ impl<I: Intake> Bulk<'_, I> {
         }
     }
 
-    /// Appends the collected rows, and waits while the token exceeds its rate of rows.
+    /// Appends the collected rows, and then waits while the token exceeds its row rate.
     ///
-    /// The rows are appended first: the age of a row was computed when it was read.
+    /// Appending precedes the wait because the age of a row was computed when it was read.
     async fn append(&mut self) -> Result<(), Problem> {
         let rows = self.rows.count - self.charged;
         let wait_max = self.rows.deadline.saturating_duration_since(Instant::now());
@@ -240,7 +240,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError
     serde_json::from_slice(row).map_err(|_| MALFORMED)
 }
 
-/// The time of a row in microseconds since the Unix epoch: that of the client, or now if it is later.
+/// The time of a row in microseconds since the Unix epoch: the client's, or now if that is in the future.
 ///
 /// # Errors
 /// [`TOO_OLD`] if it is older than the retention of deletions.

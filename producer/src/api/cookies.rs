@@ -1,9 +1,9 @@
 //! `POST /v1/cookies`: bulk input of matches.
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Like a
-//! browser's match, a row passes the contract and the limits of its DSP and is appended to the log; some kilobytes share one lock. A
-//! row with a time is ordered by that time. A row that is too old for the nodes' tables of deletions is rejected, because it
-//! could restore a deleted cookie.
+//! browser's match, a row is subject to the contract and the limits of its DSP, and appended to the log; rows share a lock
+//! per few kilobytes. Stores order a row with `t` by that time. A row older than the nodes' tables of deletions is rejected,
+//! because it could restore a deleted cookie.
 
 use std::{borrow::Cow, time::Instant};
 
@@ -48,7 +48,7 @@ impl<'a> Row<'a> {
     /// Parses a row and checks its ids.
     ///
     /// # Errors
-    /// With the reason in the response.
+    /// The reason, as in the response.
     pub fn parse(row: &'a [u8]) -> Result<Self, &'static str> {
         let row: Self = bulk::parse(row)?;
         if !ids::is_user_id(row.u.as_bytes()) {
@@ -83,7 +83,7 @@ struct Cookies<'a> {
     api: &'a Api,
     known: KnownDsps,
     batch: AppendBatch,
-    /// The refusals that are only observed.
+    /// Counts refusals in mode `observe`.
     tally: Tally,
 }
 
@@ -144,7 +144,7 @@ impl Intake for Cookies<'_> {
 }
 
 impl Api {
-    /// Rejects bulk requests while a node lags. Clients that confirm nothing do not count: they may read as slowly as they like.
+    /// Rejects bulk requests while a node lags. Subscribers that confirm nothing do not count: they may read slowly.
     fn check_lag(&self) -> Result<(), Problem> {
         let parts = &self.inner.parts;
         let nodes = parts.subscribers.snapshot();

@@ -1,7 +1,7 @@
 //! Deletions: of a user, of a user at one DSP, of a DSP, and in bulk.
 //!
 //! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two
-//! seconds with `"at_risk": true`. Before a node has stored it, a crash of this producer loses it, like a match.
+//! seconds with `"at_risk": true`. If this producer crashes before a node has stored the deletion, it is lost, like a match.
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
@@ -34,7 +34,7 @@ struct Row<'a> {
     t: Option<u64>,
 }
 
-/// What a path names.
+/// Parameters of a path.
 #[derive(Deserialize)]
 pub(super) struct Scope {
     user: Option<String>,
@@ -115,7 +115,7 @@ impl Api {
         deletions.with_label_values(&[scope]).inc_by(count);
     }
 
-    /// Adds the receipt of deletions with these sequences to a response, once enough nodes have them.
+    /// Adds the receipt of deletions with these sequence numbers to a response, once enough nodes have stored them.
     async fn accepted(&self, first: Sequence, last: Sequence, mut response: Value) -> Value {
         let parts = &self.inner.parts;
         response["accepted_at"] = jiff::Timestamp::now().to_string().into();
@@ -135,9 +135,9 @@ impl Api {
 struct Deletions<'a> {
     api: &'a Api,
     part: Vec<Deletion>,
-    /// The first part that was handed to the log, and how many deletions it has.
+    /// The first batch that was handed to the log, and its number of deletions.
     first: Option<(oneshot::Receiver<Sequence>, u64)>,
-    /// The last part after it.
+    /// The last batch after it.
     last: Option<oneshot::Receiver<Sequence>>,
 }
 
@@ -180,7 +180,7 @@ impl Intake for Deletions<'_> {
         Ok([count, 0])
     }
 
-    /// Without a receipt, the client repeats all of it, which changes nothing.
+    /// A client that gets no receipt repeats the request, which changes nothing.
     async fn finish(self, summary: Summary) -> Result<(StatusCode, String), Problem> {
         let Some((first, count)) = self.first else {
             let problem = Problem::new(INVALID, "no row is a valid deletion");

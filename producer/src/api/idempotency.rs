@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: a bulk request that is repeated at the same path gets the response of the first one, for ten minutes.
+//! `Idempotency-Key`: a bulk request that is repeated with the same key and path within ten minutes gets the first response.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ const RETENTION: Duration = Duration::from_secs(600);
 /// dropped early.
 pub(crate) const CLIENT_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a request without the body of its response, with the longest key and path.
+/// Bytes stored for a request with the longest key and path, without the body of its response.
 const REQUEST_BYTES: usize = 256;
 
 /// Maximum bytes of a key.
@@ -50,12 +50,12 @@ pub(super) struct FirstResponse {
     pub(super) body: Bytes,
 }
 
-/// The key of a request. If it is dropped before [`finish`](Self::finish), it can be used again.
+/// The key of a request. If this is dropped before [`finish`](Self::finish), clients can use the key again.
 pub(super) struct Key {
     api: Api,
     client: String,
     key: String,
-    /// If the request is a repetition.
+    /// The first response, if the request is a repetition.
     pub(super) first: Option<FirstResponse>,
 }
 

@@ -21,7 +21,7 @@ runtime::problem_kinds! {
 }
 
 pub(super) fn draining() -> Problem {
-    Problem::new(DRAINING, "the producer is shutting down: use another one").retry_after(1)
+    Problem::new(DRAINING, "shutting down: use another producer").retry_after(1)
 }
 
 /// The response of a handler.

@@ -1,11 +1,11 @@
 //! Receipts: which nodes have carried out a deletion.
 //!
-//! A receipt names the producer, its epoch and the sequences of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. The
-//! producer stores no receipts: a lookup compares the sequences with those that each node has confirmed. After a
+//! A receipt names the producer, its epoch and the sequence numbers of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. The
+//! producer stores no receipts: a lookup compares these numbers with those that each node has confirmed. After a
 //! restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 //!
-//! A receipt names no client, and any client with the permission `delete` may look it up. The response has numbers of nodes; names
-//! only for a token of all DSPs.
+//! A receipt names no client, and any client with the permission `delete` may look it up. The response has the numbers of
+//! nodes, and their names only for a token that grants all DSPs.
 
 use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{log::Sequence, streams::subscribers::Confirmed};
 
-/// The receipt of deletions with these sequences in the log of this producer.
+/// The receipt of deletions with these sequence numbers in the log of this producer.
 pub(super) fn receipt(parts: &Parts, first: Sequence, last: Sequence) -> String {
     let epoch = parts.log.epoch();
     format!("{}:{epoch}:{first}-{last}", parts.producer_id)
 }
 
-/// The producer, the epoch, and the sequences of a receipt.
+/// The producer, the epoch, and the sequence numbers of a receipt.
 fn parse(text: &str) -> Option<(&str, u64, Sequence, Sequence)> {
     // The name of a producer may contain colons.
     let mut parts = text.rsplitn(3, ':');
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Option<(&str, u64, Sequence, Sequence)> {
 const REPEAT_AFTER_RESTART: &str =
     "the producer has restarted since this deletion: repeat it, and check the new receipt";
 const REPEAT_IF_UNKNOWN: &str =
-    "unknown nodes may have missed this deletion: repeat it when they are connected";
+    "nodes counted as unknown may have missed this deletion: repeat it when they are connected";
 
 /// Maximum number of names in a response.
 const NAMES_MAX: usize = 100;

@@ -42,7 +42,7 @@ pub(super) fn local() -> Arc<Client> {
 }
 
 impl Permissions {
-    /// Whether they cover this DSP; all DSPs if that is 0.
+    /// Whether they cover this DSP, or all DSPs if `dsp_id` is 0.
     pub(super) fn may_use(&self, dsp_id: u32) -> bool {
         self.dsps.as_ref().is_none_or(|dsps| dsps.contains(&dsp_id))
     }

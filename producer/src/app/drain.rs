@@ -69,7 +69,7 @@ impl App {
 
     /// Returns the subscribers whose streams were still open at the deadline.
     async fn drain_streams(&self, deadline: Instant) -> Vec<String> {
-        // Read this before connections are closed, which ends the streams.
+        // Read before connections are closed, because closing them ends the streams.
         let open_streams = async {
             tokio::time::sleep_until(deadline).await;
             let subscribers = self.subscribers.snapshot().into_iter();

@@ -2,7 +2,7 @@
 
 use super::Config;
 
-/// Minimum open-file limit. With fewer files, requests could leave none for subscribers.
+/// Minimum open-file limit. With fewer files, sync requests could leave none for subscribers.
 pub(super) const FILES_MIN: u64 = 256;
 
 /// Files reserved for other purposes, or a quarter of all files if that is less.

@@ -44,7 +44,7 @@ pub struct ApiLimits {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
     pub deletion_confirmations: usize,
 
-    /// Maximum requests per second for each API token
+    /// Maximum number of requests per second for each API token
     #[arg(
         long,
         value_name = "COUNT",
@@ -54,7 +54,7 @@ pub struct ApiLimits {
     )]
     pub api_requests_per_second: usize,
 
-    /// Maximum rows per second for each API token
+    /// Maximum number of rows per second for each API token
     #[arg(
         long,
         value_name = "COUNT",

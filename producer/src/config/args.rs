@@ -77,7 +77,8 @@ pub struct Network {
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
 
-    /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, with a redirect to the same request) or `mint-partitioned` (a new `uid` with the attribute Partitioned)
+    /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, and a redirect to
+    /// the same request) or `mint-partitioned` (like `mint`, with the cookie attribute Partitioned)
     ///
     /// A match is recorded only if the browser returns the cookie.
     #[arg(
@@ -103,8 +104,8 @@ pub struct Network {
 
     /// Directory for the epoch history, or `none`
     ///
-    /// After a restart, the epoch history tells consumers how many cookies they missed. The directory must be in memory (tmpfs), and
-    /// the same for every run of a producer.
+    /// After a restart, consumers learn from it how many cookies they missed. The directory must be in memory (tmpfs), and the
+    /// same for every run of a producer.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
     pub state: std::option::Option<PathBuf>,
 }
@@ -139,7 +140,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Close a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
+    /// Close a chunk at this age, or at three times this age below 2 KiB. Higher values use less CPU; lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
@@ -164,7 +165,7 @@ pub struct Retention {
 
     /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes in flight may have been lost
     ///
-    /// If its receive window is smaller, fewer bytes are sent again.
+    /// If the subscriber's receive window is smaller, fewer bytes are sent again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -286,7 +287,7 @@ pub struct ResourceLimits {
 pub struct Shutdown {
     /// Time to keep accepting requests after a shutdown signal
     ///
-    /// Set it to more than the time that the load balancer needs to notice a 503 response. During this time, `/readyz` returns 503 and every response closes its connection.
+    /// During this time, `/readyz` returns 503 and responses close their connections. It must exceed the load balancer's reaction time.
     #[arg(
         long,
         group = RELOADED,

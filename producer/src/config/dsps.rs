@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// TOML file with a contract for each DSP: which buyer uids it may send, how its requests are answered, and its rate limits [default: none, so all DSPs and buyer uids are accepted]
+    /// TOML file with DSP contracts: permitted buyer uids, responses and rate limits [default: none; all DSPs and buyer uids are accepted]
     ///
     /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs are
     /// counted as `other`. Validate a file with `producer contracts check FILE`.
