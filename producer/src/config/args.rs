@@ -287,7 +287,7 @@ pub struct ResourceLimits {
 pub struct Shutdown {
     /// Time to keep accepting requests after a shutdown signal
     ///
-    /// During this time, `/readyz` returns 503 and responses close their connections. It must exceed the load balancer's reaction time.
+    /// During this time, `/readyz` returns 503 and responses close their connections. Must exceed the load balancer's reaction time.
     #[arg(
         long,
         group = RELOADED,
@@ -336,6 +336,6 @@ fn parse_network(text: &str) -> Result<Option<IpNet>, String> {
         .parse()
         .or_else(|_| Ok(IpNet::from(text.parse::<IpAddr>()?)));
     network.map(Some).map_err(|_: AddrParseError| {
-        format!("{text:?} is neither an address nor a network, like 10.0.0.0/8")
+        format!("{text:?} is neither an address nor a network, such as 10.0.0.0/8")
     })
 }

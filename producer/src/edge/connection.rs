@@ -11,13 +11,13 @@
 //! - A request body is skipped if it arrived with its headers. Otherwise the response closes the connection, because a load
 //!   balancer that reuses the connection could have its next request parsed as part of the body.
 //! - While a client does not read its responses, no further requests are read from it.
-//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, each of
-//!   which may be hundreds of requests. Sixteen clients that sent continuously thus raised the latency of a
+//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, and each may
+//!   contain hundreds of requests. Without the yield, sixteen clients that sent continuously raised the latency of a
 //!   well-behaved client from 1.5 ms to 3 s.
 //! - Before the connection is closed, all requests that were sent together are handled; the last response announces the
 //!   close.
-//! - After closing its side, the connection discards what the client still sends, for a while: closing with unread bytes
-//!   could destroy a response in transit.
+//! - After closing its side, the connection discards further input for a limited time: closing with unread bytes could
+//!   destroy a response in transit.
 //!
 //! The shared accept loop enforces timeouts.
 //!
@@ -57,11 +57,11 @@ const IDLE_BUFFER_BYTES: usize = 4 * 1024;
 /// Maximum size of a read; the longest request head fits.
 const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 
-/// Maximum size of the responses of a write.
+/// Maximum size of the responses that are written together.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
-/// Responses are written when they reach this size, before further requests are handled. The longest response still fits: a
-/// redirect to its request, which is as long as the head of the request and some headers.
+/// Responses are written when they reach this size, before further requests are handled. Another response still fits: the
+/// longest one, a redirect to its own request, has the length of the request head and some headers.
 const WRITE_BYTES: usize = WRITE_BYTES_MAX - HEAD_BYTES_MAX - 1024;
 
 /// Maximum memory of a connection. Neither buffer grows while the other is full.
@@ -70,11 +70,11 @@ pub(crate) const CONNECTION_BYTES: usize = READ_BYTES_MAX + WRITE_BYTES_MAX;
 /// Number of requests after which the task yields.
 const YIELD_REQUESTS_MAX: u64 = 64;
 
-/// How much a client may send after the connection was shut down, and for how long.
+/// Maximum input to discard after the connection was shut down, in bytes and in time.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum age of the clock reading behind the date header, which is then truncated to seconds.
+/// Maximum age of the clock reading for the date header, which has a resolution of one second.
 const DATE_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// What to do after the responses are written.
@@ -252,7 +252,7 @@ impl EdgeConnection {
     }
 }
 
-/// Shuts down writing, and discards for a while what the client still sends.
+/// Shuts down writing, and discards further input for a limited time.
 async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = stream.take(LINGER_BYTES_MAX);

@@ -29,7 +29,7 @@ pub struct Contracts {
     by_dsp: HashMap<u32, Contract, RandomState>,
     /// The DSPs by name, in lower case.
     pub(super) by_name: HashMap<String, u32, RandomState>,
-    /// That of all other DSPs.
+    /// The contract of all other DSPs.
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
     pub(crate) limits: Arc<Rules>,
@@ -47,7 +47,7 @@ pub struct Contract {
     pub vendor: Option<NonZeroU16>,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
-    /// Macros of this DSP that have the form of an id.
+    /// Macros of this DSP that look like an id.
     uid_macro: Arc<[String]>,
     refuse: Vec<Flaw>,
     /// Time to live on the nodes, in whole seconds.
@@ -63,10 +63,10 @@ pub struct Contract {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Those that its contract permits.
+    /// Matches that its contract permits.
     #[default]
     Allowed,
-    /// All valid ones. Those that its contract does not permit are counted.
+    /// All valid matches. Those that its contract does not permit are counted.
     Observe,
     /// None.
     Blocked,
@@ -87,7 +87,7 @@ pub enum RefusedAnswer {
 }
 
 impl State {
-    /// The name in the contracts file and of the metric label.
+    /// The name in the contracts file and in the metric label.
     pub fn name(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -144,12 +144,12 @@ impl Contracts {
         }
     }
 
-    /// Whether the DSP has a contract of its own.
+    /// Whether the contracts file lists the DSP.
     pub fn lists(&self, dsp_id: u32) -> bool {
         self.by_dsp.contains_key(&dsp_id)
     }
 
-    /// The DSPs that have a contract of their own.
+    /// The DSPs that the contracts file lists.
     pub fn listed(&self) -> impl ExactSizeIterator<Item = (u32, &Contract)> {
         self.by_dsp
             .iter()
@@ -158,7 +158,7 @@ impl Contracts {
 }
 
 impl Contract {
-    /// Why the contract does not permit a match with this buyer uid.
+    /// The reason if the contract does not permit a match with this buyer uid.
     pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
         match self.state {
             State::Blocked => return Some(Rejection::DspBlocked),
@@ -178,8 +178,8 @@ impl Contract {
         (!matches).then_some(Rejection::BuyerPattern)
     }
 
-    /// The rejection of a buyer uid, as sent, that was rejected while it was decoded: macros with a percent sign are not
-    /// valid encodings.
+    /// The rejection of a buyer uid (as sent) that could not be decoded: `BuyerMacro` for a macro with a percent sign, which is
+    /// not a valid encoding.
     pub fn refusal_of_invalid(&self, rejection: Rejection, sent: &str) -> Rejection {
         let is_encoding = matches!(
             rejection,
@@ -198,8 +198,8 @@ impl Contract {
         flaw.filter(|flaw| self.refuse.contains(flaw))
     }
 
-    /// Begins the answer to a match that is not recorded, and that does not get an error status. `format` replaces the
-    /// answer of the contract.
+    /// Begins the answer to a match that is not recorded and gets no error status. `format` replaces the answer of the
+    /// contract.
     pub(super) fn begin_answer_without_ids(
         &self,
         format: Option<Answer>,

@@ -53,10 +53,10 @@ const SHARDS_MAX: usize = 64;
 /// Maximum number of outcomes in a tally; fewer accepted cookies fill a batch.
 const TALLY_MAX: usize = 64;
 
-/// Index of accepted requests; that of a rejection is its discriminant plus one.
+/// Index of accepted requests. The index of a rejection is its discriminant plus one.
 const ACCEPTED: usize = 0;
 
-/// Index of the first rejection in [`OBSERVED`]. Those requests are accepted, so they have further outcomes.
+/// Index of the first rejection in [`OBSERVED`]. Such requests are accepted, so they have two or more outcomes.
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
 const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
 
@@ -73,7 +73,7 @@ const OBSERVED: [Rejection; 5] = [
 const NONE: u32 = 0;
 const NONE_LABEL: &str = "none";
 
-/// A connection's handle of the table of DSPs.
+/// A connection's handle to the table of DSPs.
 #[derive(Debug, Clone, Default)]
 pub struct KnownDsps(Arc<DspTable>);
 
@@ -263,12 +263,12 @@ impl Dsps {
         known
     }
 
-    /// Applies other contracts, from the next batch of each connection on.
+    /// Replaces the contracts. Each connection applies the new ones from its next batch on.
     pub fn set_contracts(&self, contracts: Arc<Contracts>) {
         let shared = &*self.shared;
         shared.change(|table| {
             if table.series.len() + contracts.listed().len() > SERIES_MAX {
-                // Not those that this reload removes: a batch in progress may still count for them.
+                // Keep the DSPs that this reload removes: a batch in progress may still count for them.
                 let before = table.contracts.clone();
                 let lists = |dsp_id| before.as_ref().is_some_and(|it| it.lists(dsp_id));
                 let is_old = |dsp_id: &u32| !lists(*dsp_id) && !contracts.lists(*dsp_id);
@@ -317,7 +317,7 @@ impl Dsps {
         tally.len = 0;
     }
 
-    /// Samples for accepted requests of all DSPs, and for rejections that occurred; the contracts in effect.
+    /// Samples of accepted requests of all DSPs, of rejections that occurred, and of the contracts in effect.
     pub(crate) fn families(&self) -> Vec<Family> {
         let sums = self.sums();
         let counts = |range: Range<usize>| {

@@ -10,7 +10,7 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of headers; more get a 431.
 const HEADERS_MAX: usize = 100;
 
-/// Maximum size of a body that is skipped: it arrives in one read with its head.
+/// Maximum size of a body that is skipped, which must arrive in one read with its head.
 const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
 /// A complete request head.
@@ -51,7 +51,7 @@ pub fn headers<'a>() -> Headers<'a> {
 /// Parses the first head in `bytes`, storing its headers in `storage`; `None` when it is incomplete.
 ///
 /// # Errors
-/// When more bytes cannot complete it to a valid head.
+/// If no further bytes can turn the input into a valid head.
 pub fn parse<'a, 'r>(
     bytes: &'a [u8],
     storage: &'r mut Headers<'a>,
@@ -83,7 +83,7 @@ pub fn parse<'a, 'r>(
 
 /// The values of the Cookie headers.
 pub fn cookies<'a>(headers: &[Header<'a>]) -> impl Iterator<Item = &'a [u8]> {
-    // Not by `values`: with a name that is known here, a comparison costs fewer instructions.
+    // Not through `values`: a comparison with a constant name costs fewer instructions.
     headers
         .iter()
         .filter(|header| header.name.eq_ignore_ascii_case("cookie"))

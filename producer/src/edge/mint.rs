@@ -1,8 +1,8 @@
 //! User ids for browsers that have none (`--uid mint`).
 //!
-//! A browser may discard a new cookie. So its first request records nothing: the response sets a user id, and redirects
-//! to the same request with a marker parameter. The match is recorded if the second request has the cookie. The marker
-//! prevents a further redirect.
+//! A browser may discard a new cookie. Its first request therefore records nothing: the response sets a user id, and
+//! redirects to the same request with a marker parameter. If the second request has the cookie, the match is recorded.
+//! The marker prevents a further redirect.
 
 use super::{
     answer::Answer,
@@ -60,13 +60,13 @@ impl UidMode {
             Self::MintPartitioned => "; Partitioned",
             _ => "",
         };
-        // Without a path, so that a proxy may have removed a prefix of it.
+        // A query without a path also works if a proxy has removed a prefix of the path.
         let lines = format!(
             "location: ?{}&{MARKER}=1\r\nset-cookie: uid={user_id}; Max-Age=34560000; Path=/; Secure; HttpOnly; \
              SameSite=None{partitioned}\r\n",
             head.query
         );
-        // The longest response must not double the buffer, which has a maximum.
+        // Without this, the longest response could double the buffer beyond its maximum.
         output.reserve_exact(lines.len() + REDIRECT_BYTES_MAX);
         Answer::Redirect.begin(output);
         output.extend_from_slice(lines.as_bytes());

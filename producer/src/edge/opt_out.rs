@@ -1,4 +1,4 @@
-//! The opt-out page (`--opt-out`) on the sync port, with which the user of a browser stops the recording of matches.
+//! The opt-out page (`--opt-out`) on the sync port, on which the user of a browser stops the recording of matches.
 //!
 //! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
 //! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's
@@ -36,10 +36,10 @@ pub(super) const PATH: &str = "/optout";
 /// The name and value of the cookie.
 const COOKIE: &[u8] = b"cookiesync_optout=1";
 
-/// Rate limits of deletions, and their bursts: of all clients together, and of one address, which many browsers may share.
+/// Rate limits of deletions with their bursts: for all clients together, and for one address, which many browsers may share.
 const RATES: [Rate; 2] = [("20/s", 1_000), ("1/s", 50)];
 
-/// Maximum number of tracked addresses: more than the total rate and its burst allow while an address has less than its burst.
+/// Maximum number of tracked addresses: more than the total rate admits in the 50 s in which an address regains its burst.
 const ADDRESSES_MAX: usize = 4_096;
 
 /// The response to a request for the page.
@@ -76,7 +76,7 @@ impl OptOut {
         }
     }
 
-    /// Responds to a request for the page; `None` if its method is not allowed. Without the address of the client, that in
+    /// Responds to a request for the page; `None` if its method is not allowed. If the client's address is unknown, the one in
     /// `X-Forwarded-For` counts.
     pub(super) fn handle(
         &self,

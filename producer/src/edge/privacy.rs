@@ -1,4 +1,4 @@
-//! The privacy check: whether the signals of a request allow a match to be stored.
+//! The privacy check, or gate: whether the signals of a request allow a match to be stored.
 //!
 //! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the query parameters `gdpr`, `gdpr_consent`, `gpp`,
 //! `gpp_sid` and `us_privacy`, and the country that a trusted proxy reports. [`Config::decide`] is a pure function from
@@ -15,7 +15,7 @@
 //!
 //! # Cost
 //!
-//! The gate allocates nothing and reads each character a bounded number of times. So the time of a hostile string is
+//! The gate allocates nothing and reads each character a bounded number of times. The time for a hostile string is thus
 //! proportional to its length, which the maximum request size bounds. Benchmark: `privacy` in `benches/contracts.rs`.
 
 mod bits;

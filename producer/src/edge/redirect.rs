@@ -95,7 +95,7 @@ impl Template {
     }
 
     /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy check reads.
-    /// Returns whether the URL is complete: short enough, and without a value of dots, which could be a segment of its path.
+    /// Returns false if the URL is too long, or if a value consists of dots only and could thus change the path.
     pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;
         let signals = Signals::in_query(query);

@@ -20,7 +20,7 @@ pub type Scratch = [u8; BUYER_UID_BYTES_MAX];
 /// An empty buffer.
 pub const SCRATCH: Scratch = [0; BUYER_UID_BYTES_MAX];
 
-/// More digits than 4294967295 has, which allows leading zeros.
+/// Maximum number of digits, including leading zeros; 4294967295 has ten.
 const DSP_ID_DIGITS_MAX: usize = 32;
 
 macro_rules! rejections {
@@ -92,10 +92,10 @@ rejections! {
     UserEmpty, "uid_empty", "cookie uid (the user id) is empty\n";
     /// The HTTP cookie `uid` is too long.
     UserTooLong, "uid_too_long", "cookie uid (the user id) is too long\n";
-    /// The HTTP cookie `uid` contains other characters than printable ASCII, or a comma or space.
-    UserInvalid, "uid_invalid", "cookie uid (the user id) contains characters other than printable ASCII without comma, semicolon and space\n";
-    /// The browser has no user id, and gets one with a redirect to the same request.
-    UserMinted, "uid_minted", "cookie uid (the user id) is new: follow the redirect with it\n";
+    /// The HTTP cookie `uid` contains a space, a comma or a character that is not printable ASCII.
+    UserInvalid, "uid_invalid", "cookie uid (the user id) contains a space, a comma or a character that is not printable ASCII\n";
+    /// The browser has no user id; the response sets one, and redirects to the same request.
+    UserMinted, "uid_minted", "cookie uid (the user id) is new: follow the redirect, and send the cookie\n";
     /// The browser did not return the user id that it got.
     UserNotKept, "uid_not_kept", "cookie uid (the user id) is missing after the redirect that set it: the browser does not keep it\n";
     /// `f` of a request to `/setuid` is unknown.
@@ -129,8 +129,8 @@ impl<'a> StatedMatch<'a> {
         })
     }
 
-    /// The buyer uid, and the cookie of this match with the user id from the Cookie headers. If `mints`, there may be no user
-    /// id, and then there is no cookie: an empty user id would mean all users.
+    /// The buyer uid, and the cookie of this match with the user id from the Cookie headers. If `mints`, the user id may be
+    /// missing. There is then no cookie, because an empty user id would mean all users.
     ///
     /// # Errors
     /// The first [`Rejection`] found, the buyer uid's before the user id's.

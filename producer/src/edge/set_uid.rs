@@ -49,7 +49,7 @@ pub fn parse<'a>(
     })
 }
 
-/// The rejection of a match that the privacy check refuses: to Prebid Server, some outcomes are invalid parameters.
+/// The rejection of a match that the privacy check refuses. As in Prebid Server, some outcomes are invalid parameters.
 pub(super) fn refusal(outcome: Outcome, signals: &Signals<'_>) -> Rejection {
     let states_gdpr = !signals.gdpr.is_empty() || !signals.gpp_sid.is_empty();
     match outcome {

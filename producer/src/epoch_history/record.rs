@@ -18,9 +18,9 @@ const ENTRY_BYTES: usize = 24;
 pub(super) struct RecordEntry {
     /// Never 0.
     pub(super) epoch: u64,
-    /// Upper bound of its sequences.
+    /// Upper bound of its sequence numbers.
     pub(super) end: u64,
-    /// Whether `end` is its last sequence.
+    /// Whether `end` is its last sequence number.
     pub(super) is_exact: bool,
 }
 

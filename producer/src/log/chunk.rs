@@ -30,12 +30,12 @@ impl Chunk {
         }
     }
 
-    /// Sequence of the first cookie.
+    /// Sequence number of the first cookie.
     pub fn first(&self) -> Sequence {
         self.header.first_sequence
     }
 
-    /// Sequence of the last cookie.
+    /// Sequence number of the last cookie.
     pub fn last(&self) -> Sequence {
         self.header.last_sequence()
     }
@@ -55,7 +55,7 @@ impl Chunk {
         self.allocated + OVERHEAD_BYTES
     }
 
-    /// The cookies from `first` on. Copied unless `first` is the first sequence of the chunk.
+    /// The cookies from `first` on. Copied unless `first` is the first sequence number of the chunk.
     ///
     /// # Panics
     /// When `first` is outside the chunk.
@@ -67,7 +67,7 @@ impl Chunk {
         }
     }
 
-    /// The message with the cookies from `first` on. Copied unless `first` is the first sequence of the chunk.
+    /// The message with the cookies from `first` on. Copied unless `first` is the first sequence number of the chunk.
     ///
     /// # Panics
     /// When `first` is outside the chunk.
@@ -77,7 +77,7 @@ impl Chunk {
         }
         assert!(
             (self.first()..=self.last()).contains(&first),
-            "readers read only sequences of the chunk"
+            "readers read only cookies of the chunk"
         );
         let skip =
             usize::try_from(first - self.first()).expect("a chunk has fewer than 2^32 cookies");

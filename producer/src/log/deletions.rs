@@ -21,5 +21,5 @@ pub struct Deletion {
     pub until_unix_micros: Option<u64>,
 }
 
-/// Deletions that wait for the next chunk, and who waits for their sequences.
+/// Deletions that wait for the next chunk, each batch with the sender of its last sequence number.
 pub(super) type Pending = Vec<(Vec<Deletion>, oneshot::Sender<Sequence>)>;

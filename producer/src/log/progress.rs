@@ -1,4 +1,4 @@
-//! Reservation of sequences before they are used, so that the number of cookies lost in a crash is bounded.
+//! Reservation of sequence numbers before their use, so that the number of cookies lost in a crash is bounded.
 
 use std::fmt::Debug;
 
@@ -6,14 +6,14 @@ use super::Sequence;
 
 /// Records the progress of a log. Called under the lock of the log, so implementations must not block.
 pub trait Progress: Debug + Send {
-    /// Reserves sequences up to `last`, which are about to be used. Returns the last reserved sequence, at least `last`; up to
-    /// it no further call is needed.
+    /// Reserves the sequence numbers up to `last`, before they are used. Returns the last reserved number, at least `last`. No
+    /// further call is needed up to that number.
     fn reserve(&mut self, last: Sequence) -> Sequence;
 
-    /// Reports `last` as the last used sequence so far. Returns the last reserved sequence, like [`reserve`](Self::reserve).
+    /// Reports `last` as the last used sequence number so far. Returns the last reserved one, like [`reserve`](Self::reserve).
     fn settle(&mut self, last: Sequence) -> Sequence;
 
-    /// Reports `last` as the last sequence of this epoch.
+    /// Reports `last` as the last sequence number of this epoch.
     fn end(&mut self, last: Sequence);
 }
 
@@ -37,7 +37,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Stores the last reported sequence.
+    /// Stores the last reported sequence number.
     #[derive(Debug, Default, Clone)]
     struct Recorded {
         last: Arc<AtomicU64>,

@@ -12,30 +12,30 @@ use super::{Chunk, Head, LogShared, Sequence};
 /// A delivery to a reader. Each begins where the previous one ended.
 #[derive(Debug, Clone)]
 pub enum Delivery {
-    /// The cookies of `chunk` from sequence `first` on.
+    /// The cookies of `chunk` from sequence number `first` on.
     Chunk {
         /// The chunk.
         chunk: Arc<Chunk>,
-        /// The first sequence of this delivery; that of the chunk unless the reader begins inside it.
+        /// The first sequence number of this delivery: the chunk's, unless the reader begins inside the chunk.
         first: Sequence,
     },
-    /// These sequences are lost for the reader.
+    /// The reader has lost these cookies.
     Gap {
-        /// The first missing sequence.
+        /// The first missing sequence number.
         first: Sequence,
-        /// The last missing sequence, inclusive.
+        /// The last missing sequence number, inclusive.
         last: Sequence,
         /// Why.
         reason: GapReason,
     },
-    /// No chunk was sealed for a while.
+    /// No chunk was sealed for [`Config::idle_after`](super::Config::idle_after).
     Idle {
         /// The first sequence of the next delivery.
         next: Sequence,
     },
     /// The log is closed.
     End {
-        /// The last sequence of the epoch; 0 without cookies.
+        /// The last sequence number of the epoch; 0 without cookies.
         last: Sequence,
     },
 }
@@ -47,7 +47,7 @@ pub struct Reader {
     head: watch::Receiver<Head>,
     position: Sequence,
     queue_cookies_max: u64,
-    /// The maximum lag applies from this sequence on.
+    /// The maximum lag applies from this sequence number on.
     catching_up_until: Sequence,
     /// Lag in cookies before the last delivery.
     lag: u64,
@@ -102,7 +102,7 @@ impl Reader {
     }
 
     fn take(&mut self, head: Head) -> Option<Delivery> {
-        // A reader may begin at a sequence that is sealed but not published yet.
+        // A reader may begin at a cookie that is sealed but not published yet.
         self.lag = head.next.saturating_sub(self.position);
         if self.position < head.next {
             self.beat = head.beat;

@@ -18,8 +18,8 @@ use super::{
     deletions::{Deletion, Pending},
 };
 
-/// A buffer below this size is sealed after three times the age. It holds about 30 cookies, those of 30 ms at 1,000 per
-/// second.
+/// A buffer below this size is sealed after three times the age. The size is that of about 30 cookies: 30 ms at 1,000
+/// cookies per second.
 const SMALL_BYTES: usize = 2 * 1024;
 
 /// The buffer of the next chunk.
@@ -35,9 +35,9 @@ pub(super) struct Open {
     progress: Option<Box<dyn Progress>>,
     /// Deletions that begin the next chunk.
     pending: Pending,
-    /// The sequence of the newest deletion.
+    /// The sequence number of the newest deletion.
     pub(super) last_deletion: Sequence,
-    /// The last sequence that may be used before the next call of `progress`.
+    /// The last sequence number that may be used before the next call of `progress`.
     reserved: Sequence,
     pub(super) sealed: SealCounts,
 }
@@ -70,7 +70,7 @@ impl Open {
         }
     }
 
-    /// The first sequence of the next sealed chunk.
+    /// The first sequence number of the next sealed chunk.
     pub(super) fn next_sequence(&self) -> Sequence {
         self.first_sequence
     }
@@ -80,7 +80,7 @@ impl Open {
         self.first_sequence - 1 + u64::from(self.count)
     }
 
-    /// Reserves `count` more sequences.
+    /// Reserves `count` more sequence numbers.
     fn reserve(&mut self, count: u32) {
         let last = self.appended() + u64::from(count);
         if last > self.reserved
@@ -90,7 +90,7 @@ impl Open {
         }
     }
 
-    /// Reports the last sequence while the buffer is empty.
+    /// Reports the last sequence number while the buffer is empty.
     fn settle(&mut self) {
         let last = self.appended();
         if let Some(progress) = &mut self.progress {
@@ -116,7 +116,7 @@ impl Open {
         }
     }
 
-    /// Age of sealing as a multiple of [`Config::chunk_age`](super::Config): three while the buffer is small.
+    /// The age at which to seal, as a multiple of [`Config::chunk_age`](super::Config): three while the buffer is small.
     ///
     /// A chunk costs each subscriber a few microseconds regardless of its size. At 500 cookies per second and 50 subscribers,
     /// sealing at 30 ms instead of 10 ms saves 40% of all CPU time.
@@ -220,8 +220,8 @@ impl Log {
         })
     }
 
-    /// Appends deletions, at the latest when the open chunk is sealed. Resolves to the sequence of the last one, once all
-    /// are in the log; fails when there are none.
+    /// Appends deletions, at the latest when the open chunk is sealed. Resolves to the sequence number of the last deletion,
+    /// once all are in the log; fails when there are none.
     ///
     /// All of them are encoded under the lock: hand over some hundreds at a time.
     ///
@@ -350,7 +350,7 @@ impl Log {
     pub fn close(&self) {
         let mut open = self.shared.open();
         open.closed = true;
-        // Sealing may begin another chunk, of deletions.
+        // Sealing may begin another chunk, with pending deletions.
         while open.count > 0 {
             open.sealed.by_drain += 1;
             self.seal(&mut open);
@@ -370,7 +370,7 @@ impl Log {
     }
 
     /// Seals the buffer and pushes it to the ring, and begins the next chunk with the pending deletions. The caller publishes
-    /// the next sequence after releasing the lock.
+    /// the next sequence number after releasing the lock.
     pub(super) fn seal(&self, open: &mut Open) {
         let config = &self.shared.config;
         if let Some(chunk) = open.seal(config.epoch, config.chunk_bytes) {

@@ -70,12 +70,12 @@ const PATTERN_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     file: NamedFile,
-    /// `[sharing]` of the first version.
+    /// `[sharing]` as read at startup.
     sharing: OnceLock<Option<Sharing>>,
 }
 
 impl File {
-    /// A file that is not yet read.
+    /// A file that has not been read yet.
     pub fn new(file: NamedFile) -> Self {
         Self {
             file,
@@ -100,7 +100,7 @@ impl Source for File {
         let contracts = parse(text).map_err(named)?;
         let sharing = &contracts.limits.sharing;
         if self.sharing.get_or_init(|| sharing.clone()) != sharing {
-            let what = "sharing: is only read at startup: restart the producer to change it";
+            let what = "sharing: only read at startup; restart the producer to change it";
             return Err(vec![self.file.error(what)]);
         }
         Ok(contracts)
@@ -158,7 +158,7 @@ struct ContractTable {
 /// All errors of the file, with line numbers.
 pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let (mut table, tables) = Tables::parse(text)?;
-    // For example while it is being rewritten; all refusals would end.
+    // It may be empty while an operator rewrites it; accepting it would end all refusals.
     if table.is_empty() {
         let error = "the file is empty: to accept every DSP, start without --contracts";
         return Err(ConfigErrors(vec![error.to_owned()]));
@@ -205,7 +205,7 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         }
     }
     if count > CONTRACTS_MAX {
-        let what = format!("too many DSPs: {count} exceed {CONTRACTS_MAX}");
+        let what = format!("too many DSPs: {count}; the maximum is {CONTRACTS_MAX}");
         reader.tables.error("dsp", what);
     }
     if unknown_dsps == UnknownDsps::Refuse {
@@ -361,7 +361,7 @@ impl Reader {
         }
     }
 
-    /// Checks that a contract has the URL that it needs. `is_set` if its table has one, which may be invalid.
+    /// Checks that a contract has the URL that it needs. `is_set`: its table has a URL, which may be invalid.
     fn check_redirect(&mut self, path: &str, contract: &Contract, is_set: bool) {
         let is_missing = !is_set && contract.redirect.is_none();
         if contract.answer == Answer::Redirect && is_missing {

@@ -91,7 +91,7 @@ pub(super) fn segments(text: &str) -> impl Iterator<Item = Bits<'_>> {
     iter::from_fn(segment).take(SEGMENTS_MAX)
 }
 
-/// Counts the characters that a test reads, to bound the work for hostile texts.
+/// Counts the characters that a test reads, to check the bound for hostile texts.
 #[cfg(test)]
 pub(super) mod reads {
     use std::cell::Cell;

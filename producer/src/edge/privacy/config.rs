@@ -23,7 +23,7 @@ pub struct Config {
     /// Name of the header in which a proxy reports the country of the client. The proxy must replace a header that the client
     /// sent.
     pub country_header: Option<String>,
-    /// Whether GDPR applies to a request that does not say so.
+    /// Whether GDPR applies to a request without `gdpr` and `gpp_sid`.
     pub gdpr_when_absent: GdprWhenAbsent,
     /// Which consent strings must disclose both vendors.
     pub disclosed_vendors: DisclosedVendors,
@@ -58,7 +58,7 @@ pub enum GdprWhenAbsent {
     No,
     /// It does.
     Yes,
-    /// It does in the EEA, the United Kingdom and Switzerland. An unknown country is none of them.
+    /// It does in the EEA, the United Kingdom and Switzerland, and does not in an unknown country.
     #[default]
     Country,
 }
@@ -76,7 +76,7 @@ pub enum DisclosedVendors {
     Never,
 }
 
-/// What a signal does.
+/// Effect of a signal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -152,7 +152,7 @@ impl Country {
             .any(|country| country.starts_with(&self.0))
     }
 
-    /// Its number in a consent string: six bits for each letter.
+    /// The number of this country in a consent string: six bits for each letter.
     pub(super) fn tcf_number(self) -> u64 {
         let [first, second] = self.0.map(|letter| u64::from(letter - b'A'));
         first << 6 | second

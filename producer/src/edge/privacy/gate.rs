@@ -12,8 +12,8 @@ use super::{
 };
 
 impl Signals<'_> {
-    /// Whether the signals in a query say whether GDPR applies, and contain a consent string if it does. The string is not
-    /// judged.
+    /// Whether the signals in a query are well-formed, and contain a consent string if GDPR applies. The string is not
+    /// evaluated.
     pub fn are_complete(&self) -> bool {
         let config = Config::default();
         let consent_string = || {
@@ -76,7 +76,7 @@ impl Config {
         }
     }
 
-    /// The string that states the consent, or an empty text; `None` if GDPR does not apply.
+    /// The consent string, empty if it is missing; `None` if GDPR does not apply.
     fn consent_string<'a>(
         &self,
         signals: &Signals<'a>,
@@ -142,7 +142,7 @@ impl Config {
         }
     }
 
-    /// Replaces a malformed signal by that of an absent one, if so configured.
+    /// Replaces a malformed signal with the value of an absent signal, if so configured.
     fn tolerate<T: Default>(&self, signal: Result<T, Malformed>) -> Result<T, Malformed> {
         match self.malformed {
             Action::Deny => signal,

@@ -7,7 +7,7 @@ use super::bits::{Bits, Malformed};
 /// The section of TCF consent in the EU.
 pub(super) const TCF_EU: usize = 2;
 
-/// Section ids that the gate judges are smaller.
+/// The gate judges only sections with smaller ids.
 const IDS_END: usize = 28;
 
 /// Larger section ids are malformed, which bounds the bits of a header.

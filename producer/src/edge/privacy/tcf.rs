@@ -34,7 +34,7 @@ const PURPOSE_1_NOT_ALLOWED: u64 = 1 << 2;
 /// Which of two vendors are listed. A vendor 0 is never listed.
 type Listed = [bool; 2];
 
-/// Judges a string for the vendor of the exchange and that of the DSP; 0 for a party that is not a vendor.
+/// Judges a string for two vendor ids, of the exchange and of the DSP; an id is 0 for a party that is not a vendor.
 pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Outcome, Malformed> {
     let mut segments = bits::segments(text);
     let core = segments.next().ok_or(Malformed)?;
@@ -167,7 +167,7 @@ fn ranges_end(bits: Bits<'_>, at: usize) -> Result<usize, Malformed> {
     Ok(at)
 }
 
-/// Reads a count and as many ranges of vendors.
+/// Reads a count and that number of vendor ranges.
 fn ranges(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize), Malformed> {
     let vendors = vendors.map(u64::from);
     let mut listed = [false; 2];

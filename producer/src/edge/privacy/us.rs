@@ -19,7 +19,7 @@ const OPTED_OUT: u64 = 1;
 /// Type of the segment with the Global Privacy Control bit.
 const GPC: u64 = 1;
 
-/// Whether the section opts out of what `us` denies, or `counts_gpc` and its Global Privacy Control bit is set.
+/// Whether the section has an opt-out that `us` denies, or, with `counts_gpc`, its Global Privacy Control bit set.
 pub(super) fn opts_out(
     id: usize,
     text: &str,

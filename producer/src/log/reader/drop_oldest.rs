@@ -10,7 +10,7 @@ use crate::log::Sequence;
 pub enum GapReason {
     /// The reader exceeded its maximum lag.
     LagLimit,
-    /// The log has evicted the sequences.
+    /// The log has evicted the cookies.
     Evicted,
 }
 
@@ -27,7 +27,7 @@ impl Reader {
         }
         let found = self.shared.ring().find(self.position).map(Arc::clone);
         let Some(chunk) = found else {
-            unreachable!("the ring contains all published sequences that it has not evicted");
+            unreachable!("the ring contains all published cookies that it has not evicted");
         };
         if chunk.first() > self.position {
             return self.skip_to(chunk.first(), GapReason::Evicted);
