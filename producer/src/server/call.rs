@@ -35,7 +35,7 @@ use crate::streams::{
 /// Time limit until the response begins. Streaming calls have a shorter limit for their request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Time limit for a disconnected stream to release bytes that HTTP/2 has begun to write. After it, the connection is closed.
+/// Time limit for a disconnected stream to release bytes that HTTP/2 has begun to write. Beyond it, the connection is closed.
 const RELEASE_GRACE: Duration = Duration::from_secs(1);
 
 /// Maximum number of request frames buffered for the health and reflection services.
@@ -157,7 +157,7 @@ async fn wait_released(
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
         if ended == PipeEnd::Disconnected {
-            let message = "slow subscriber: the streams exceeded --in-flight-bytes in total";
+            let message = "slow subscriber: all streams together exceeded --in-flight-bytes";
             sent.end(&Status::resource_exhausted(message));
         }
         return Ok(());
@@ -167,7 +167,7 @@ async fn wait_released(
     let end = async {
         match &grant {
             Some(grant) => grant.end().cancelled().await,
-            // It may still send the end of the log.
+            // The stream may still send the end of the log.
             None => sleep(RELEASE_GRACE).await,
         }
     };
@@ -209,7 +209,7 @@ pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
 }
 
 fn ended_early() -> Status {
-    Status::unavailable("ended early: unfinished calls use too much memory in total")
+    Status::unavailable("ended early: all unfinished calls together use too much memory")
 }
 
 /// Body of a request. Reading releases flow-control capacity.
@@ -229,7 +229,7 @@ impl Body for RequestBody {
         if let Some(data) = ready!(self.stream.poll_data(context)) {
             let data = data.map_err(to_status)?;
             if !self.grant.receive(data.len(), Instant::now()) {
-                let message = "unfinished requests use too much memory in total";
+                let message = "all unfinished requests together use too much memory";
                 return Poll::Ready(Some(Err(Status::resource_exhausted(message))));
             }
             let flow = self.stream.flow_control();

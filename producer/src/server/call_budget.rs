@@ -1,18 +1,18 @@
 //! The call budget: bounds the memory of calls until they become streams, over all connections.
 //!
 //! One half of the budget is for calls that become streams; each is charged a fixed amount. The other half is for requests
-//! beyond a small size and for all other calls; each address has a limited share of it. Thus neither large requests nor
-//! health checks, which need no token, block ordinary calls. A charge is released when the call ends or becomes a stream;
-//! streams are bounded by `--subscribers` and `--in-flight-bytes`.
+//! beyond a small size and for all other calls; each address has a limited share of it. Neither large requests nor health
+//! checks, which need no token, thus block calls that become streams. A charge is released when the call ends or becomes a
+//! stream; `--subscribers` and `--in-flight-bytes` bound streams.
 //!
-//! A new charge that does not fit ends the oldest calls that have held bytes for `HOLD_TIME`, as many as needed: those of
-//! its address if its address has used up its share. Their bytes no longer count against the new charge; the last fifth of
-//! each half is reserved for them until they are released. If the capacity is still insufficient, the call is rejected.
+//! A new charge that does not fit ends as many calls as needed, the oldest first, that have held bytes for `HOLD_TIME`. If
+//! its address has used up its share, only calls of that address are ended. The bytes of ended calls no longer count
+//! against the charge; the last fifth of each half is reserved for them. If this is not enough, the new call is rejected.
 //!
-//! All connections together begin at most 2,000 streams per second, and those of the hold time fit into their
-//! half. Calls that are never finished therefore block others only during their first burst. The other half has no such
-//! guarantee: it has capacity for 200 of 1,000 health checks per second, or for 12 reflection calls. At that rate,
-//! health checks from many addresses block each other and large requests, but not small requests for streams.
+//! All connections together begin at most 2,000 streams per second, and the streams begun during `HOLD_TIME` fit into
+//! their half. Calls that are never finished therefore block others only during their first burst. The other half has no
+//! such guarantee: it has capacity for 200 health checks or 12 reflection calls. At 1,000 health checks per second from
+//! many addresses, they block each other and large requests, but not small requests for streams.
 //!
 //! Cost: one lock when a call begins, one when it ends, and one per frame of a large request, each with a scan of the
 //! unfinished calls.
@@ -50,7 +50,7 @@ const SMALL_REQUEST_BYTES: usize = 2 * 1024;
 /// Request bytes count twice, because the buffer that collects them may be half empty.
 const COPIES: usize = 2;
 
-/// How long a call may hold bytes that others need.
+/// How long a call may hold bytes that other calls need.
 const HOLD_TIME: Duration = Duration::from_millis(400);
 
 /// Kind of a call, which determines its charge.
@@ -58,7 +58,7 @@ const HOLD_TIME: Duration = Duration::from_millis(400);
 pub(super) enum CallKind {
     /// A call that becomes a stream, or a stream that has ended.
     Stream,
-    /// A health check, or a watch that lasts for hours.
+    /// A health check, or a health watch, which lasts for hours.
     Health,
     /// Reflection, or an unknown call.
     Other,
@@ -102,7 +102,7 @@ pub(super) struct CallBudget {
     pub(super) bytes: IntGauge,
     /// Rejected calls.
     pub(super) refused: IntCounter,
-    /// Calls that were ended for others.
+    /// Calls that were ended because other calls needed their bytes.
     pub(super) ended_early: IntCounter,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct BudgetState {
 
 #[derive(Debug, Default)]
 struct BudgetHalf {
-    /// Bytes of all calls, with those that are ending.
+    /// Bytes of all calls, including calls that are ending.
     used: usize,
     /// Active calls and their bytes, oldest first.
     holders: BTreeMap<u64, (Holder, usize)>,

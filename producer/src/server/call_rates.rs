@@ -26,10 +26,10 @@ use crate::{
     security::tokens::TokenCheck,
 };
 
-/// Rates and bursts: calls of a connection; streaming calls of an address, and of all; other calls of an address, and of all.
+/// Rates and bursts: calls per connection; streaming calls per address and in total; other calls per address and in total.
 ///
 /// After a restart, all subscribers reconnect at the same time, perhaps behind one load balancer. The rates of an address
-/// suffice for that, and leave calls to other addresses.
+/// suffice for that, and leave capacity for other addresses.
 const RATES: [Rate; 5] = [
     ("50/s", 200),
     ("500/s", 4_000),
@@ -38,7 +38,7 @@ const RATES: [Rate; 5] = [
     ("1000/s", 4_000),
 ];
 
-/// Metric label and message of a call that exceeds each of them.
+/// Metric label and message for a call that exceeds each rate.
 const REASONS: [(&str, &str); 5] = [
     ("connection", "too many calls on this connection"),
     ("address", "too many calls from this address"),
@@ -98,7 +98,7 @@ impl CallLimits {
         })
     }
 
-    /// Limits for a new connection from `peer`. With `tokens`, its calls must present a valid one.
+    /// Limits for a new connection from `peer`. With `tokens`, its calls must present a valid token.
     pub(super) fn of_connection(
         &self,
         peer: IpAddr,
@@ -171,7 +171,7 @@ impl ConnectionLimits {
             .charge(&[(of_address, address), (of_all, Caller::All)], now)?;
         let grant = self.share.open(kind, now);
         grant.ok_or_else(|| {
-            Status::resource_exhausted("unfinished calls use too much memory in total")
+            Status::resource_exhausted("all unfinished calls together use too much memory")
         })
     }
 }

@@ -122,7 +122,7 @@ impl GrpcConnection {
                 () = &mut closed => bail!("connection did not release its in-flight bytes after a stream was closed"),
                 Err(error) = &mut keep_alive => return Err(error),
                 () = &mut first_call, if !is_used && !is_ending => {
-                    // GOAWAY makes a client that is just calling use another connection.
+                    // GOAWAY makes a client send further calls on another connection.
                     is_ending = true;
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);

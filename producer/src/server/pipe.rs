@@ -50,7 +50,7 @@ pub(super) enum PipeEnd {
     Complete,
     /// The client has reset the stream, or the connection is closed.
     Closed,
-    /// The stream was disconnected because the streams exceeded the budget of in-flight bytes in total.
+    /// The stream was disconnected because all streams together exceeded the budget of in-flight bytes.
     Disconnected,
 }
 
@@ -198,18 +198,18 @@ impl Pipe {
     }
 }
 
-/// The sending side of a response that has ended.
+/// The send stream of a response that has ended.
 pub(super) struct SentResponse(SendStream<Data>);
 
 impl SentResponse {
-    /// Resets the stream, which releases what HTTP/2 has not begun to write.
+    /// Resets the stream, which releases data that HTTP/2 has not begun to write.
     ///
     /// gRPC clients map this reason to `RESOURCE_EXHAUSTED`.
     pub(super) fn reset(&mut self) {
         self.0.send_reset(Reason::ENHANCE_YOUR_CALM);
     }
 
-    /// Ends the stream with `status`, after everything that was sent.
+    /// Ends the stream with `status`, after all data that was sent.
     pub(super) fn end(mut self, status: &Status) {
         self.0.reserve_capacity(0);
         if let Err(error) = self.0.send_trailers(trailers(status)) {

@@ -118,10 +118,10 @@ pub(super) struct CookieTable {
     pub(super) dead: BTreeSet<(u64, CookieIndex)>,
     /// Dead letters that are not requeued any more.
     pub(super) parked: BTreeSet<(u64, CookieIndex)>,
-    /// All cookies, by the time when they were accepted.
+    /// All cookies, by acceptance time.
     by_age: BTreeSet<(u64, CookieIndex)>,
     bytes: u64,
-    /// How many cookies each DSP has here.
+    /// Number of cookies in the table by DSP.
     dsps: HashMap<u32, u32>,
 }
 
@@ -197,7 +197,7 @@ impl CookieTable {
         self.cookies[at as usize].as_mut().expect("in the table")
     }
 
-    /// Replaces a cookie with a newer one of the same pair, which keeps its state.
+    /// Replaces a cookie with a newer one of the same pair, which inherits the state.
     pub(super) fn replace(&mut self, at: CookieIndex, mut newer: QueuedCookie) {
         self.remove_from_sets(at);
         let cookie = self.get_mut(at);

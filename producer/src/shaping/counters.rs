@@ -15,7 +15,7 @@ use runtime::metrics::as_f64;
 /// Why a cookie was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DropReason {
-    /// It was the oldest cookie of a full queue, or older than the maximum age that readers accept.
+    /// It was the oldest cookie of a full queue, or older than the maximum age in the stream format.
     Bound,
     /// It exceeded a limit in police mode.
     Police,
@@ -168,7 +168,7 @@ impl LimitCounters {
         self.dropped[reason as usize]
     }
 
-    /// Accepted cookies that are in no queue and have no outcome: always zero.
+    /// Accepted cookies that are neither in a queue nor have an outcome: always zero.
     #[cfg(test)]
     pub(crate) fn unaccounted(&self, usage: &QueueUsage) -> i128 {
         let settled = self.released

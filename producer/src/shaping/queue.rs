@@ -4,7 +4,7 @@
 //! times that are reserved under all limits together, a few milliseconds ahead, so that a late timer or a suspended
 //! process does not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected
 //! wait, it is scheduled again. A cookie older than `max_age` becomes a *dead letter*: it is requeued with increasing
-//! delays, at a share of the rate, and finally parked.
+//! delays, at a share of the rate. After `max_requeues` times it is *parked*: kept, but no longer requeued.
 //!
 //! A newer cookie of the same user and DSP replaces the one in the queue; an older one, which only a bulk request can contain,
 //! does not. A full queue drops its oldest cookie.
@@ -114,9 +114,8 @@ impl DspQueue {
         Admission::Dropped
     }
 
-    /// Releases a cookie in shape mode, or queues the one that `queued` returns, or drops it because the one in the queue is newer.
-    /// `active_queues` is the number of queues
-    /// with a non-empty FIFO.
+    /// Releases a cookie in shape mode, or queues the cookie that `queued` returns. If the queue has a newer cookie of the same
+    /// user and DSP, this one counts as superseded. `active_queues` is the number of queues with a non-empty FIFO.
     pub(super) fn shape(
         &mut self,
         limits: &mut Limits<u32>,
@@ -150,7 +149,7 @@ impl DspQueue {
         Admission::Queued
     }
 
-    /// Removes the queued cookie of the same user and DSP as a released one, unless the queued one is newer.
+    /// Removes the queued cookie with the user and DSP of a released cookie, unless the queued cookie is newer.
     pub(super) fn supersede(&mut self, cookie: StagedCookie<'_>, accepted: impl Fn() -> u64) {
         if let Some(at) = self.find(cookie)
             && self.cookies.get(at).accepted_unix_micros <= accepted()
@@ -269,7 +268,7 @@ impl DspQueue {
         }
     }
 
-    /// When this queue next has work.
+    /// When this queue next releases, reschedules or requeues a cookie; a past time if it can do so now.
     pub(super) fn due(&self) -> Option<u64> {
         let first = self.cookies.fifo.first().map(|(_, at)| {
             let entered = self.cookies.get(*at).entered;

@@ -50,7 +50,7 @@ pub(crate) struct Shaper {
     retired: BTreeMap<String, LimitCounters>,
     /// The latest time passed by a caller.
     latest: u64,
-    /// Queues with possible cookies of DSPs that now have another queue, by key.
+    /// Queues that may contain cookies of DSPs that now have another queue, by key.
     stray_queues: HashMap<u32, Vec<usize>, RandomState>,
     /// Queues that are not empty. The list is rotated after each release, so that each queue is first once per round.
     non_empty: Vec<usize>,
@@ -186,7 +186,7 @@ impl Shaper {
         None
     }
 
-    /// When [`release_due`](Self::release_due) has work; `u64::MAX` without work, a past time if one batch was not enough.
+    /// When to call [`release_due`](Self::release_due): `u64::MAX` if no cookie will be due, a past time if one batch was not enough.
     pub(super) fn due(&self) -> u64 {
         self.due
     }

@@ -8,7 +8,7 @@ impl Shaping {
     /// Counters and usage of each limit, by name, as of one moment.
     ///
     /// Holds the lock that all connections share while it visits every DSP of the file, with a few allocations for each
-    /// DSP and rule: use it per page or scrape, not per cookie.
+    /// DSP and rule. Use it per page or scrape, not per cookie.
     pub(crate) fn summaries(&self) -> BTreeMap<String, LimitSummary> {
         let now = self.now();
         self.state().shaper.summaries(now)

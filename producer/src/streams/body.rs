@@ -29,7 +29,7 @@ use crate::log::{Delivery, GapReason, Reader};
 /// Message format of a stream.
 #[derive(Debug)]
 pub(super) enum MessageFormat {
-    /// Events, beginning with this one; times to live between the deliveries.
+    /// Events, beginning with this `Hello`; times to live between the deliveries.
     Events(v1::Hello, Unsent),
     /// One message per cookie, encoded once for all streams.
     Cookies(Arc<CookieMessages>),

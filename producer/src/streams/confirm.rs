@@ -33,7 +33,7 @@ pub(super) fn handle(
         || request.applied_sequence > durable.sequence
     {
         return Err(Status::invalid_argument(
-            "a sequence is beyond the end of the log",
+            "a sequence number is beyond the end of the log",
         ));
     }
     let (durable, applied) = (durable.sequence, request.applied_sequence);

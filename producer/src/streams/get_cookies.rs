@@ -13,7 +13,7 @@ use super::{
     subscribers::{Call, StreamStart},
 };
 
-/// Opens a stream at the retained position of the host, or without one at the newest cookie.
+/// Opens a stream at the retained position of the host, or at the newest cookie if none is retained.
 pub(super) fn open(
     streams: &Inner,
     request: &GetCookiesRequest,

@@ -24,8 +24,8 @@ const CURSORS: u32 = 2;
 /// Size of the message prefix: compression flag and length.
 const PREFIX_BYTES: usize = 5;
 
-/// Reads the single message of a server-streaming call, up to the end of the request: unread data would stay in memory as
-/// long as the stream.
+/// Reads the single message of a server-streaming call, up to the end of the request, because unread data would stay in
+/// memory until the stream ends.
 ///
 /// Unlike the reader of tonic, it allocates only for data that has arrived.
 pub(super) async fn read_request<M: Message + Default>(

@@ -32,7 +32,7 @@ pub(super) fn choose(
     Ok(by_name(config, start, span, retained))
 }
 
-/// Start of a stream without a cursor: at the retained position, or without one where the request specifies.
+/// Start of a stream without a cursor: at the retained position, or at the requested end of the log if none is retained.
 pub(super) fn by_name(
     config: &Config,
     start: StartPosition,
@@ -76,7 +76,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Sta
     }
     if cursor.sequence >= span.next {
         return Err(Status::invalid_argument(format!(
-            "cursor {} is beyond the newest sequence of this epoch, {}",
+            "cursor {} is beyond the newest sequence number of this epoch, {}",
             cursor.sequence,
             span.next - 1
         )));
@@ -94,7 +94,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Sta
     })
 }
 
-/// Start of a subscriber without a cursor: before its retained position, by what was sent but may not have arrived.
+/// Start of a subscriber without a cursor: its retained position minus the bytes that may not have arrived.
 fn rewound(config: &Config, retained: RetainedPosition) -> Sequence {
     let bytes = rewind_bytes(config.rewind_bytes, retained.window_bytes);
     config

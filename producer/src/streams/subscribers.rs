@@ -46,8 +46,8 @@ pub const RESUMES: [(ResumeOutcome, &str); 4] = [
 const SERIES_MAX: usize = 1_024;
 const SERIES_REFILL: &str = "6/min";
 
-/// Maximum number of log messages about all subscribers per interval, and of those about losses. Enough for all consumers to
-/// reconnect after a restart; too few for a client that reopens streams to fill a disk.
+/// Maximum number of log messages per interval about all subscribers, and separately about losses. Enough for all consumers
+/// to reconnect after a restart; too few for a client that reopens streams to fill a disk.
 const LINES_MAX: u32 = 500;
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -123,12 +123,12 @@ enum StreamState {
 /// Start of a stream, and properties of its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamStart {
-    /// The first sequence of the stream.
+    /// The first sequence number of the stream.
     pub first: Sequence,
     /// Resume outcome.
     pub outcome: ResumeOutcome,
-    /// The maximum lag applies from this sequence on, or once the stream is within it. A stream that resumes may first catch
-    /// up from as far back as the log reaches.
+    /// The maximum lag applies from this sequence number on, or once the stream is within it. A stream that resumes may first
+    /// catch up from the oldest cookie in the log.
     pub catching_up_until: Sequence,
     /// Receive window of the client in bytes; 0 if not stated.
     pub window_bytes: u32,
@@ -152,11 +152,11 @@ impl StreamStart {
 /// Retained position of a subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedPosition {
-    /// The sequence after the last one taken from the log.
+    /// The sequence number after the last one taken from the log.
     pub position: Sequence,
-    /// The sequence after the newest one ever delivered or lost.
+    /// The sequence number after the newest one ever delivered or lost.
     pub high_water: Sequence,
-    /// The first sequence of its latest stream.
+    /// The first sequence number of its latest stream.
     pub stream_began: Sequence,
     /// Receive window of the client of that stream in bytes; 0 if not stated.
     pub window_bytes: u32,
@@ -184,10 +184,10 @@ impl Subscribers {
 
     /// Leases the subscriber `name` to a new stream: creates the subscriber if needed, and supersedes its current stream.
     ///
-    /// `network` is that of the client. `start` returns the start of the stream, given the retained position.
+    /// `network` is the client's. `start` returns the start of the stream, given the retained position.
     ///
     /// # Errors
-    /// The error of `start`, and `RESOURCE_EXHAUSTED`; the current stream then continues.
+    /// The error of `start`, or `RESOURCE_EXHAUSTED`; the current stream then continues.
     pub fn join(
         &self,
         call: Call,
@@ -264,7 +264,7 @@ impl Subscribers {
         Ok(())
     }
 
-    /// Whether each node has carried out the deletions with these sequences, by name; and the number of nodes that were evicted.
+    /// By name, whether each node has carried out the deletions with these numbers; and the number of nodes that were evicted.
     pub fn confirmed(&self, first: Sequence, last: Sequence) -> (BTreeMap<String, Confirmed>, u64) {
         let table = self.table();
         let nodes = table
@@ -280,7 +280,7 @@ impl Subscribers {
         (states, confirmations.evicted)
     }
 
-    /// Returns when `need` nodes have stored these sequences durably.
+    /// Returns when `need` nodes have stored the records with these sequence numbers durably.
     pub async fn wait_durable(&self, first: Sequence, last: Sequence, need: usize) {
         loop {
             let confirmed = self.shared.confirmed.notified();
@@ -307,7 +307,7 @@ impl Subscribers {
         all
     }
 
-    /// Begins a new interval for the maximum lags, at a scrape. `next` is the next sequence of the log, or an earlier one.
+    /// Begins a new interval for the maximum lags, at a scrape. `next` is the log's next sequence number, or an earlier one.
     pub fn end_interval(&self, next: Sequence) {
         for subscriber in self.table().by_name.values() {
             let mut state = subscriber.state();

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Default)]
 pub struct TimesToLive(watch::Sender<Bytes>);
 
-/// What one stream has not sent yet.
+/// The message that one stream has not sent yet, if any.
 #[derive(Debug)]
 pub(super) struct Unsent(watch::Receiver<Bytes>);
 
 impl TimesToLive {
-    /// Sends these on all streams, unless the previous ones are equal.
+    /// Sends new times to live on all streams, unless they equal the previous ones.
     pub fn set(&self, new: v1::TimesToLive) {
         let is_empty = new == v1::TimesToLive::default();
         let new = wire::encode_event(Event::TimesToLive(new));

@@ -12,8 +12,8 @@ use crate::shaping::{
 /// Older cookies are not released, because the stream format cannot express their age.
 pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
 
-/// While the FIFO is shorter than this, deferred cookies are rescheduled early: cookies before them were dropped or
-/// superseded.
+/// While the FIFO is shorter than this, deferred cookies are rescheduled early, because cookies before them were dropped
+/// or superseded.
 const FIFO_MIN: usize = 256;
 
 impl DspQueue {

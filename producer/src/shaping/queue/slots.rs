@@ -16,7 +16,7 @@ const SLOT_AGE_MAX: u64 = LOOKAHEAD_NANOS;
 impl DspQueue {
     /// Decides on a cookie that arrives while the FIFO is empty: its state if it must wait, `None` if it is released now.
     pub(super) fn delay(&mut self, limits: &mut Limits<u32>, now: u64) -> Option<CookieState> {
-        // Slots may remain of cookies that were dropped or became dead letters.
+        // Slots may remain from cookies that were dropped or became dead letters.
         while let Some(&slot) = self.slots.front() {
             if slot > now {
                 return Some(self.cookies.end_of_fifo());

@@ -163,7 +163,7 @@ impl Shaper {
             slots.entry(*index).or_default().push(*slot);
         }
         let planned = |call: usize, decision: Decision| {
-            // A refused call gets a slot later, from `reserve_slots`.
+            // If the reservation is refused, `reserve_slots` repeats it later.
             if let Some(slot) = decision.at(now) {
                 slots.entry(reserved[call].0).or_default().push(slot);
             }

@@ -1,4 +1,4 @@
-//! Disconnects the slowest streams when the streams exceed the budget of in-flight bytes in total.
+//! Disconnects the slowest streams when all streams together exceed the budget of in-flight bytes.
 //!
 //! The order is: first stalled streams, which have released nothing for `STALLED_AFTER`; then streams with the most
 //! bytes in flight. Among streams that differ by less than `EQUAL_BYTES`, the longest stalled one comes first. A

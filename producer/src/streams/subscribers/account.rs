@@ -2,15 +2,15 @@
 //!
 //! # The balance
 //!
-//! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is
-//! either *delivered* (handed to a stream) or *lost* (reported in a gap); everything from `high_water` on is *queued*. At
-//! any time, for an `appended` read after the account:
+//! The account begins at the sequence number `joined`. Every cookie from there up to, but not including, `high_water` is
+//! either *delivered* (handed to a stream) or *lost* (reported in a gap); all cookies from `high_water` on are *queued*.
+//! At any time, for an `appended` read after the account:
 //!
 //! ```text
 //! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued
 //! ```
 //!
-//! Counters never decrease, so a sequence whose outcome changes is counted again, on both sides:
+//! Counters never decrease, so a cookie whose outcome changes is counted again, on both sides:
 //! - Delivered, then inside a gap of a later stream: it never arrived, and the log has evicted it. It counts as *lost* and
 //!   *undelivered*.
 //! - Lost, then delivered, because the subscriber reconnected with an older cursor, to which the maximum lag does not apply.
@@ -24,34 +24,34 @@
 //!   was removed. They count as delivered: if they are sent again they are *redelivered*, and in a gap they are lost and
 //!   undelivered.
 //! - The same applies if a stream begins before `joined` because its cursor is of another epoch, although the cookies are new
-//!   to the subscriber. This happens only if a subscriber joins at the newest sequence and then uses an older cursor.
-//! - Delivered means handed to a stream. Whether a disconnected client has received it shows in its cursor when it
-//!   reconnects.
+//!   to the subscriber. This happens only if a subscriber joins at the newest cookie and then uses an older cursor.
+//! - Delivered means handed to a stream. Only the cursor of the next stream shows whether a disconnected client has
+//!   received the cookies.
 //!
 //! # Bound
 //!
-//! Only the newest [`LOST_RANGES_MAX`] ranges of lost sequences are stored. Sequences up to the end of a dropped range
-//! keep their outcome: if they are delivered again, they count as redelivered; if they are in another gap, they do not
-//! count. The balance stays exact; only *recovered* and *undelivered* may be too low.
+//! Only the newest [`LOST_RANGES_MAX`] ranges of lost cookies are stored. Cookies up to the end of a dropped range keep
+//! their outcome: if they are delivered again, they count as redelivered; if they are in another gap, they do not count.
+//! The balance stays exact; only *recovered* and *undelivered* may be too low.
 
 use std::collections::VecDeque;
 
 use crate::log::{GapReason, Sequence};
 
-/// Maximum number of ranges of lost sequences: 1024 with the one that is added before another is dropped, or 16 KiB per
+/// Maximum number of ranges of lost cookies. A range is added before another is dropped, so 1,024 of them take 16 KiB per
 /// subscriber.
 pub(super) const LOST_RANGES_MAX: usize = 1023;
 
 /// The account of one subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
-    /// The first sequence that is accounted for.
+    /// The first sequence number of the account.
     pub(super) joined: Sequence,
-    /// The sequence after the newest one ever delivered or lost.
+    /// The sequence number after the newest one ever delivered or lost.
     pub(super) high_water: Sequence,
-    /// The sequence after the last one taken from the log by the current or latest stream.
+    /// The sequence number after the last one taken from the log by the current or latest stream.
     pub(super) position: Sequence,
-    /// The first sequence of the current or latest stream.
+    /// The first sequence number of the current or latest stream.
     pub(super) stream_began: Sequence,
     lost_ranges: Ranges,
     pub(super) totals: Totals,
@@ -78,14 +78,14 @@ pub struct Totals {
     pub streams: u64,
 }
 
-/// What was sent to a subscriber.
+/// The records that were sent to a subscriber.
 #[derive(Debug, Clone)]
 pub(super) struct Received {
-    /// The first sequence that its account covers.
+    /// The first sequence number of its account.
     pub(super) joined: Sequence,
-    /// The sequence after the last one taken from the log.
+    /// The sequence number after the last one taken from the log.
     pub(super) next: Sequence,
-    /// The first sequence after the lost ranges that are no longer stored.
+    /// The first sequence number after the lost ranges that are no longer stored.
     pub(super) certain_from: Sequence,
     /// Lost ranges, inclusive.
     pub(super) lost: Vec<(Sequence, Sequence)>,
@@ -143,7 +143,7 @@ impl Account {
         *lost += new + undelivered;
     }
 
-    /// Moves the position past the sequences; returns how many of them are passed for the first time.
+    /// Moves the position past these cookies; returns how many of them are passed for the first time.
     fn pass(&mut self, first: Sequence, last: Sequence) -> u64 {
         debug_assert!(
             self.joined <= first && first <= self.high_water,
@@ -156,7 +156,7 @@ impl Account {
         new
     }
 
-    /// What was sent.
+    /// The records that were sent.
     pub(super) fn received(&self) -> Received {
         Received {
             joined: self.joined,
@@ -167,13 +167,13 @@ impl Account {
     }
 }
 
-/// Disjoint, non-adjacent ranges of sequences in ascending order; only the newest `max`.
+/// Disjoint, non-adjacent ranges of sequence numbers in ascending order; only the newest `max`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ranges {
-    /// First and last sequence, inclusive.
+    /// First and last sequence number, inclusive.
     ranges: VecDeque<(Sequence, Sequence)>,
     max: usize,
-    /// Ranges before this sequence were dropped.
+    /// Ranges before this sequence number were dropped.
     floor: Sequence,
 }
 
@@ -186,7 +186,7 @@ impl Ranges {
         }
     }
 
-    /// Removes the sequences `first..=last`; returns how many of them were contained.
+    /// Removes `first..=last`; returns how many of these numbers were contained.
     fn take(&mut self, first: Sequence, last: Sequence) -> u64 {
         // The usual case: the stream is beyond all losses.
         if self.ranges.back().is_none_or(|&(_, newest)| newest < first) {

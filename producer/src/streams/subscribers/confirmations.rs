@@ -22,7 +22,7 @@ pub enum Confirmed {
     Yes,
     /// The node has not received them yet, or has not confirmed them yet.
     NotYet,
-    /// The node joined after them, without a position before them.
+    /// The node joined after the deletions, without a position before them.
     NotConcerned,
     /// The node may never have received them, or has not confirmed anything since.
     Unknown,
@@ -31,7 +31,7 @@ pub enum Confirmed {
 /// Maximum number of nodes. Beyond it, the one that was absent for the longest time is evicted.
 const NODES_MAX: usize = 4096;
 
-/// How long a node counts without a stream: longer than the usual time to live of its cookies.
+/// How long a node counts while disconnected: longer than the usual time to live of its cookies.
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// Maximum number of lost ranges stored per node.
@@ -41,7 +41,7 @@ const RANGES_MAX: usize = 2 * LOST_RANGES_MAX;
 #[derive(Debug, Default)]
 pub(super) struct Confirmations {
     nodes: BTreeMap<String, Node>,
-    /// Number of nodes that were evicted before the end of their retention: nothing is known of them.
+    /// Number of nodes that were evicted before the end of their retention, so their state is unknown.
     pub(super) evicted: u64,
 }
 
@@ -55,8 +55,8 @@ struct Node {
 }
 
 impl Received {
-    /// Merges a later state of the same node, perhaps of a subscriber that joined later. Earlier ranges stay lost, and so does
-    /// what was sent between the last confirmation of one subscriber and the first stream of the next.
+    /// Merges a later state of the same node, perhaps of a subscriber that joined later. Earlier ranges stay lost, and so do the
+    /// records between the last confirmation of one subscriber and the first stream of the next.
     fn merge(&mut self, mut newer: Self) {
         if newer.joined > self.joined {
             self.lost.retain(|(begin, _)| *begin < newer.joined);
@@ -102,8 +102,8 @@ impl Confirmations {
         });
         node.seen = Instant::now();
         node.received.merge(account.received());
-        // A node that reconnects knows again what it has carried out only when no deletion is in progress. What it has confirmed
-        // stays true as far as its records do.
+        // After a reconnect, a node knows its applied position only once no deletion is in progress. Until then, its previous
+        // applied position stays valid, up to the durable position.
         let applied = applied.max(node.applied.min(durable));
         let is_raised = node.durable < durable || node.applied < applied;
         node.durable = durable;
@@ -111,7 +111,7 @@ impl Confirmations {
         is_raised
     }
 
-    /// Records a stream. What it sends again must be confirmed again: the node may have lost its store.
+    /// Records a new stream. Records that it sends again must be confirmed again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
         if let Some(node) = self.nodes.get_mut(name) {
             let before = account.stream_began.saturating_sub(1);
@@ -121,7 +121,7 @@ impl Confirmations {
         }
     }
 
-    /// Forgets nodes that have not been subscribers for [`RETENTION`].
+    /// Removes nodes that have not been subscribers for [`RETENTION`].
     pub(super) fn sweep(&mut self, now: Instant, is_subscriber: impl Fn(&str) -> bool) {
         self.nodes.retain(|name, node| {
             if is_subscriber(name) {
@@ -147,13 +147,13 @@ impl Confirmations {
         node.map(|node| [node.durable, node.applied])
     }
 
-    /// Number of nodes that have stored these sequences durably.
+    /// Number of nodes that have stored the records with these sequence numbers durably.
     pub(super) fn count_durable(&self, first: Sequence, last: Sequence) -> usize {
         let has = |node: &&Node| node.durable >= last && node.received.has(first, last);
         self.nodes.values().filter(has).count()
     }
 
-    /// Whether each node, and each of the current `subscribers`, has carried out the deletions with these sequences; by name.
+    /// By name, whether each node and each of the current `subscribers` has carried out the deletions with these numbers.
     pub(super) fn states<'a>(
         &self,
         subscribers: impl Iterator<Item = (&'a str, Received)>,

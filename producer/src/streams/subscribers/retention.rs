@@ -9,8 +9,8 @@ use tonic::Status;
 
 use super::{Call, StreamState, Subscriber, SubscriberTable, Subscribers};
 
-/// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber of the
-/// address can evict only its own.
+/// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber can
+/// evict only subscribers of its address.
 pub(super) const PER_ADDRESS_MIN: usize = 512;
 
 impl Subscribers {

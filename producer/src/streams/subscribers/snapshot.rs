@@ -16,19 +16,19 @@ pub struct Snapshot {
     pub connected: bool,
     /// Whether the client of its current or latest stream supports cookie ages.
     pub supports_age: bool,
-    /// The sequence after the last one taken from the log.
+    /// The sequence number after the last one taken from the log.
     pub position: Sequence,
-    /// The first sequence that is accounted for.
+    /// The first sequence number of its account.
     pub joined: Sequence,
     /// The last positions that its node has confirmed as durable and as applied, if any.
     pub confirmed: Option<[Sequence; 2]>,
-    /// The sequence after the newest one ever delivered or lost.
+    /// The sequence number after the newest one ever delivered or lost.
     pub high_water: Sequence,
     /// Its counters.
     pub totals: Totals,
     /// Number of streams by resume outcome: see [`RESUMES`].
     pub resumes: [u64; RESUMES.len()],
-    /// Maximum lag in sealed cookies since the scrape before the last: see [`Peak`](runtime::metrics::Peak).
+    /// Maximum lag in sealed cookies over the last two scrape intervals: see [`Peak`](runtime::metrics::Peak).
     pub lag_max: u64,
     /// Bytes in flight on its streams.
     pub in_flight_bytes: u64,
