@@ -19,7 +19,7 @@ fn main() {
     divan::main();
 }
 
-/// Buyer uids of 16 to 36 characters, each of one of 20 DSPs.
+/// Buyer uids of 16 to 36 characters, each with one of 20 DSPs.
 fn buyer_uids() -> Vec<(u32, String)> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut one = || {

@@ -1,4 +1,4 @@
-//! Cost of each stage of the producer on the path of a cookie, without sockets and waits.
+//! Cost of each step on the path of a cookie through the producer, without sockets and waits.
 //!
 //! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, in
 //! [`counted`]. Each function processes [`ITEMS`] items per call.
@@ -33,8 +33,8 @@ fn main() {
     divan::main();
 }
 
-/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Only the
-/// benchmark of the same name calls a function, because `.ci/instructions` counts every call.
+/// The measured functions. They are neither inlined nor generic, so that each function is one symbol. Each is called only
+/// by the benchmark of the same name, because `.ci/instructions` counts every call.
 mod counted {
     use std::{hint::black_box, time::Instant};
 
@@ -222,7 +222,7 @@ fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
     log.append(&mut batch).expect("the log is open");
 }
 
-/// A log with `CHUNKS` chunks, and its oldest sequence.
+/// A log with `CHUNKS` chunks, and its oldest sequence number.
 fn full_log() -> (Log, u64) {
     let log = log(proto::limits::CHUNK_BYTES_MIN, usize::MAX);
     let synced = SampleCookie::many();

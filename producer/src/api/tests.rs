@@ -27,7 +27,7 @@ fn api() -> Api {
     api_with(1_000_000, None)
 }
 
-/// An API with this limit of rows per second, and these DSP limits.
+/// An API with this maximum number of rows per second, and these DSP limits.
 fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
     let registry = Registry::new();
     let log = Log::new(log::Config {
@@ -37,7 +37,7 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(1),
     });
-    // Seals chunks; pending deletions wait for that.
+    // Seals chunks, for which pending deletions wait.
     #[expect(
         clippy::disallowed_methods,
         reason = "the timers end with the test's runtime"
@@ -62,7 +62,7 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
             api_requests_per_second: 1_000,
             api_rows_per_second,
         },
-        // A node lags with the first sealed chunk that it has not read.
+        // A node lags from its first unread sealed chunk on.
         lag_max: Duration::ZERO,
     };
     Api::new(parts, None, &registry).unwrap()
@@ -379,7 +379,7 @@ impl http_body::Body for SlowBody {
     }
 }
 
-/// Otherwise the age of a row would be that of the moment when it was read, and it would look newer than it is.
+/// Otherwise the age of a row would be its age when it was read, and the row would look newer than it is.
 #[tokio::test(start_paused = true)]
 async fn rows_enter_the_log_before_more_of_the_body_arrives() {
     let api = api();
@@ -404,7 +404,7 @@ async fn rows_enter_the_log_before_more_of_the_body_arrives() {
             () = in_log => {}
         }
     }
-    // The client closed the connections; its rows are counted nevertheless.
+    // Rows are counted even though the client closed the connections.
     let count = |reason: &str| api.inner.rows.with_label_values(&[reason]).get();
     assert_eq!((count("accepted"), count("malformed")), (2, 2));
     let deletions = &api.inner.parts.deletions;

@@ -30,7 +30,7 @@ pub enum Delivery {
     },
     /// No chunk was sealed for [`Config::idle_after`](super::Config::idle_after).
     Idle {
-        /// The first sequence of the next delivery.
+        /// The first sequence number of the next delivery.
         next: Sequence,
     },
     /// The log is closed.
@@ -75,7 +75,7 @@ impl Reader {
         }
     }
 
-    /// The first sequence of the next delivery.
+    /// The first sequence number of the next delivery.
     pub fn position(&self) -> Sequence {
         self.position
     }

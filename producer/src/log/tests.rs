@@ -64,7 +64,7 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
     now(reader.next())
 }
 
-/// The sequences in a message, parsed from its user ids.
+/// The sequence numbers of the cookies in a message, parsed from their user ids.
 fn sequences(message: Bytes) -> Vec<u64> {
     let message = message.slice(wire::FRAME_PREFIX_BYTES..);
     let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message) else {
@@ -110,7 +110,7 @@ struct Model {
     queue_cookies_max: u64,
     appended: u64,
     reads: Vec<ModelReader>,
-    /// First sequences of chunks.
+    /// First sequence numbers of the chunks.
     chunks: Vec<u64>,
 }
 

@@ -36,7 +36,7 @@ struct Release {
     dsp: u32,
     user: String,
     buyer: String,
-    /// When it was accepted, in nanoseconds since the start.
+    /// Acceptance time, in nanoseconds since the start.
     accepted: u64,
 }
 

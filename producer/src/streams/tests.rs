@@ -1,4 +1,4 @@
-//! Tests of streams against a model with the cookies of each epoch and the next expected sequence of each subscriber.
+//! Tests of streams against a model with the cookies of each epoch and each subscriber's next expected sequence number.
 //!
 //! Each call is tested from the bytes of its request to the bytes of its response, but without a connection.
 
@@ -47,7 +47,7 @@ struct Producer {
     streams: Streams,
     subscribers: Subscribers,
     bounds: Bounds,
-    /// Users and buyers by sequence, from 1.
+    /// Users and buyers by sequence number, from 1.
     appended: Vec<(String, String)>,
 }
 

@@ -29,7 +29,7 @@ async fn repeated_key_with_another_body_is_rejected() {
     let (status, problem) = post_with(&api, "/v1/cookies", &key, rows("b")).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
     assert_eq!(api.inner.parts.log.stats().appended, 1);
-    // The first body, in parts.
+    // The first request, whose body arrives in parts.
     let (parts, body) = SlowBody::channel();
     let sending = async {
         for byte in rows("a").into_bytes() {
@@ -56,7 +56,7 @@ async fn oldest_responses_of_a_client_are_evicted_when_it_has_too_many() {
         let rows = &api.inner.rows;
         rows.with_label_values(&["malformed"]).get()
     };
-    // The oldest request is in progress all the time.
+    // The oldest request stays in progress.
     let key = [("idempotency-key", "slow")];
     let (_parts, body) = SlowBody::channel();
     let mut slow = std::pin::pin!(post_with(&api, "/v1/cookies", &key, body));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::streams::subscribers::{Call, HERE, Lease, StreamStart};
 
-/// Opens a stream of this name at the first sequence.
+/// Opens a stream of this subscriber at the first cookie.
 fn join(api: &Api, name: &str) -> Lease {
     let start = |_| StreamStart::fresh(1);
     let subscribers = &api.inner.parts.subscribers;
@@ -33,7 +33,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     assert_eq!(receipt["done"], true);
     assert_eq!(receipt["action"], Value::Null);
 
-    // The receipt is of the previous epoch, so the confirmation of the same sequence no longer counts.
+    // The receipt is of the previous epoch, so the confirmation of the same sequence number no longer counts.
     let (_, receipt) = get(&api, "/v1/receipts/p:6:1-1").await;
     assert_eq!(receipt["nodes"], expected(0, 0, 1));
     assert_eq!(receipt["done"], false);
@@ -53,7 +53,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     }
 }
 
-/// Otherwise invented names could complete a pending receipt.
+/// Otherwise streams under invented names could evict a node and thus complete a pending receipt.
 #[tokio::test]
 async fn receipt_is_not_done_after_a_node_was_evicted() {
     let api = api();
@@ -62,7 +62,7 @@ async fn receipt_is_not_done_after_a_node_was_evicted() {
     for number in 0..=4096 {
         let name = format!("{number:04}");
         let lease = join(&api, &name);
-        // The first one does not carry out the deletion.
+        // The first node does not carry out the deletion.
         let applied = u64::from(number > 0);
         subscribers.confirm(&name, HERE, 1, applied).unwrap();
         drop(lease);

@@ -100,7 +100,7 @@ async fn busy_connection_yields_to_other_tasks() {
     let before = polls.load(Ordering::Relaxed);
     responses(&mut stream, REQUESTS).await;
     let between = polls.load(Ordering::Relaxed) - before;
-    // Some may be handled while others are still being written.
+    // Some requests may be handled while others are still being written.
     assert!(
         between >= REQUESTS as u64 / YIELD_REQUESTS_MAX / 2,
         "another task was polled {between} times during {REQUESTS} requests"
@@ -116,7 +116,7 @@ async fn responses_are_flushed_and_a_known_client_cannot_state_another_address()
     let client = Some("192.0.2.1".parse().unwrap());
     let connection = EdgeConnection::new(client);
     let edge = edge(true, CancellationToken::new());
-    // Like TLS, it sends buffered responses only when it is flushed.
+    // Like a TLS stream, `BufStream` sends buffered responses only when it is flushed.
     let served = serve(edge, connection, BufStream::new(server));
     let mut accepted = 0;
     for number in 0..60 {
@@ -177,7 +177,7 @@ async fn opt_out_deletes_a_match_that_was_sent_with_it() {
     let sent = format!("{sync}POST /optout?choice=out HTTP/1.1\r\n{lines}\r\n\r\n");
     stream.write_all(sent.as_bytes()).await.unwrap();
     responses(&mut stream, 2).await;
-    // The deletion follows in a chunk of its own.
+    // The deletion follows in the next chunk.
     log::tests::seal(&log);
     log::tests::seal(&log);
     let are_deletions: Vec<_> = records(&log).into_iter().map(|it| it.1).collect();

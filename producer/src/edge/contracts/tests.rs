@@ -190,7 +190,7 @@ fn macros_are_refused_raw_and_percent_encoded_once_and_twice() {
         }
     }
     check_refused("", "%257BUID%257D", "400 Bad Request", "uid_macro");
-    // Not valid for this pattern either.
+    // The macro does not match this pattern either.
     check_refused(
         "uid_pattern = '^[a-z]{8}$'",
         "$UID",

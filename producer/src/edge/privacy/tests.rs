@@ -34,7 +34,7 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
     config.decide(&Signals::new(query, &headers, config), dsp.try_into().ok())
 }
 
-/// Vendor 2 is also that of the DSP.
+/// The DSP is vendor 2, too.
 #[track_caller]
 fn check(query: &str, expected: Outcome) {
     check_with(json!({}), query, &[], expected);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 
-/// Reads all available cookies; returns the sequence and acceptance time of each.
+/// Reads all available cookies; returns the sequence number and acceptance time of each.
 pub(super) fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
     let mut times = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
@@ -78,7 +78,7 @@ fn times_stay_at_the_latest_when_the_clock_goes_back() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     let ahead = log.unix_micros() + 3_600_000_000;
-    // As if this time was returned before the clock was set back.
+    // As if the log had returned this time before the clock was set back.
     log.shared.latest.store(ahead, Ordering::Relaxed);
     assert_eq!(log.unix_micros(), ahead);
     append_accepted(&log, &[(1, ahead - 5), (2, ahead)]).unwrap();

@@ -1,4 +1,4 @@
-//! The time of a cookie is at most the maximum age of its chunk before its acceptance, even if the sealing task is late.
+//! Tests that the time of a cookie precedes its acceptance by at most the maximum chunk age, even if sealing is late.
 
 use std::sync::atomic::Ordering;
 
@@ -27,8 +27,8 @@ fn advance(log: &Log, micros: u64) {
     log.shared.latest.fetch_add(micros, Ordering::Relaxed);
 }
 
-/// Appends `cookies` to an empty log, waits, and appends one more by each of the two methods. Returns how far the time
-/// of the last cookie is before its acceptance.
+/// Appends `cookies` to an empty log, waits, and appends one more with each of the two methods. Returns by how much the
+/// time of the last cookie precedes its acceptance.
 fn time_error(cookies: u64, wait: u64) -> [u64; 2] {
     [false, true].map(|is_late| {
         let log = log();

@@ -16,7 +16,7 @@ fn delete(log: &Log, sequence: u64) -> oneshot::Receiver<u64> {
     log.append_deletions(deletion(sequence, None)).unwrap()
 }
 
-/// The records that a reader gets immediately, by chunk: sequence, time, and whether the record is a deletion.
+/// The records that a reader gets immediately, by chunk: sequence number, time, and whether the record is a deletion.
 fn records(reader: &mut Reader) -> Vec<Vec<(u64, u64, bool)>> {
     let mut chunks = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {

@@ -137,7 +137,7 @@ fn oldest_calls_are_ended_when_others_need_capacity() {
     let new = [scene.call(3_399).unwrap(), scene.call(3_399).unwrap()];
     assert_eq!((ended(&older), ended(&younger)), (2, 0));
     assert!(scene.call(3_399).is_none(), "the others are too young");
-    // They count until they are dropped, and are ended only once.
+    // Ended calls count until they are dropped, and are ended only once.
     assert_eq!(scene.bytes(), (CALLS_MAX + 2) * 8 * 1024);
     drop(older);
     assert_eq!(scene.bytes(), CALLS_MAX * 8 * 1024);
@@ -202,7 +202,7 @@ fn retried_calls_do_not_block_others_of_their_address() {
     let held: Vec<_> = std::iter::from_fn(|| open(0)).collect();
     assert_eq!(held.len(), SHARE_BYTES_MAX / (32 * 1024));
     assert!(open(100).is_none());
-    // Only as many as needed are ended.
+    // Only as many calls as needed are ended.
     let calls = [open(1_000), open(1_000)];
     assert!(calls.iter().all(Option::is_some));
     assert_eq!(ended(&held), calls.len());

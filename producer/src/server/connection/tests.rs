@@ -9,7 +9,7 @@ use tokio::{io::DuplexStream, task::JoinSet};
 use super::*;
 use crate::{security::tokens::tests::token_check, server::call_rates::CallLimits};
 
-/// Serves a connection that requires tokens; returns the end of the client.
+/// Serves a connection that requires tokens; returns the client's end.
 fn connect() -> (JoinSet<()>, DuplexStream) {
     let (server, client) = tokio::io::duplex(1 << 16);
     let limits = CallLimits::register(&Registry::new()).unwrap();

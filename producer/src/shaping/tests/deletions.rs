@@ -26,7 +26,7 @@ fn deletion(user: &str, dsp_id: u32, until_unix_micros: Option<u64>) -> Deletion
 /// Offers cookies of three users to three DSPs; returns the cookies that are released after `deletion`.
 fn released_after(deletion: &Deletion) -> (Vec<(u32, String)>, u64) {
     let mut world = World::new(LIMITS);
-    // These use up the bursts.
+    // The first cookies use up the bursts.
     for dsp in 1..=3 {
         world.offer(dsp, "first");
     }

@@ -24,8 +24,8 @@ fn limits(global: u64) -> String {
     )
 }
 
-/// Each DSP offers 80 cookies/s in bursts of 40 for 20 s, DSP 1 `factor` times as many. Returns the sorted delays of the
-/// other DSPs, and the released cookies of each DSP.
+/// Each DSP offers 80 cookies/s in bursts of 40 for 20 s; DSP 1 offers `factor` times as many. Returns the sorted delays
+/// of the other DSPs, and the number of released cookies of each DSP.
 fn delays(limits: &str, factor: u64) -> (Vec<u64>, Vec<u64>) {
     let mut world = World::new(limits);
     let mut number = 0;
@@ -81,7 +81,7 @@ fn flooder_does_not_affect_others_if_the_global_limit_covers_all_limits() {
 
 #[test]
 fn flooder_does_not_affect_others_if_the_global_limit_is_lower() {
-    // 20 limits of 100/s, and 1,700/s for all: enough for the load of the other DSPs.
+    // 20 limits of 100/s, and a global limit of 1,700/s, which suffices for the load of the other DSPs.
     check_flooder(1_700);
 }
 

@@ -21,7 +21,7 @@ use crate::{
     shaping::{Shaping, sharing::ShareState},
 };
 
-/// Killed when dropped.
+/// The server process, killed when dropped.
 struct Server(Child);
 
 impl Drop for Server {

@@ -88,7 +88,7 @@ fn rescheduled_cookie_counts_once_as_exceeding_its_limit() {
     world.advance_to(200 * SECOND);
     let [delayed, refused] = world.summary("dsp").counters.rules["rate"].exceeded;
     assert!(refused > 0, "{refused}");
-    // The first is released immediately.
+    // The first cookie is released immediately.
     assert_eq!(delayed + refused, 299);
 }
 
@@ -307,7 +307,7 @@ fn queued_cookies_are_released_first_when_shaping_is_turned_off() {
     }
     world.advance_to(100 * MILLISECOND);
     world.set_rules(&with_mode("observe"));
-    // A newer cookie passes, and the queued one of its pair is never released.
+    // A newer cookie passes, and the queued cookie of the same pair is never released.
     assert_eq!(world.offer(17, "b"), Admission::Release);
     world.advance_to(200 * MILLISECOND);
     let users: Vec<_> = world

@@ -10,7 +10,7 @@ mode = "shape"
 rules = [ { id = "limit", rate = "300/s" } ]
 "#;
 
-/// Offers `rate(second)` cookies per second for `seconds`, each of another user; returns their number.
+/// Offers `rate(second)` cookies per second for `seconds`, each of a different user; returns their number.
 fn offer(world: &mut World, seconds: u64, rate: impl Fn(u64) -> u64) -> u64 {
     let (begin, mut count) = (world.now, 0);
     for second in 0..seconds {
@@ -67,7 +67,7 @@ fn dead_letters_are_all_released_after_the_overload() {
     let count = offer(&mut world, 180, |_| 600);
     let dead = world.usage("gateway").dead;
     assert!(dead > 10_000, "{dead}");
-    // Without new cookies, the queue drains, dead letters at a tenth of the rate.
+    // Without new cookies, the queue drains; dead letters are requeued at a tenth of the rate.
     world.advance_to(180 * SECOND + 3600 * SECOND);
     let summary = world.summary("gateway");
     assert_eq!(

@@ -63,8 +63,8 @@ fn draw(random: &mut Rng) -> String {
     )
 }
 
-/// Each cookie has one outcome or is in a queue, no cookie is released after a newer one of its pair, and queues keep
-/// their bounds.
+/// Each cookie has one outcome or is in a queue. No cookie is released after a newer one of its pair. Queues keep their
+/// bounds.
 #[test]
 fn counts_order_and_bounds_hold_under_random_rule_changes() {
     for seed in 0..40 {

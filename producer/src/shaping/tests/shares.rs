@@ -94,7 +94,7 @@ fn demand_includes_new_and_queued_cookies() {
         demands[0].1.abs_diff(expected) < 10_000,
         "{demands:?} {expected}"
     );
-    // No new cookies.
+    // No new cookies since the previous call.
     let demands = world.shaper.demands(&rules, SECOND, 3 * SECOND);
     assert!(demands[0].1.abs_diff(queued / 3 * 1_000_000 / 300) < 10_000);
 }

@@ -34,7 +34,7 @@ fn check(bytes_max: usize, streams: &[(usize, u64)], expected: &[usize]) {
             (stream, charge)
         })
         .collect();
-    // Twice: bytes of disconnected streams must not count against other streams.
+    // Enforced twice, because bytes of disconnected streams must not count against other streams.
     for _ in 0..2 {
         budget.shared.enforce(bytes_max as u64, NOW);
         let disconnected = held.iter().enumerate();

@@ -132,7 +132,7 @@ fn one_address_neither_blocks_nor_evicts_subscribers_of_others() {
         .collect();
     assert!(join_from([10, 0, 0, 66], "more").is_err());
     let _other = join_from([10, 0, 0, 2], "other").unwrap();
-    // Only its own disconnected subscribers are evicted.
+    // An address can evict only its own disconnected subscribers.
     drop(greedy.pop());
     greedy.push(join_from([10, 0, 0, 66], "more").unwrap());
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();

@@ -23,9 +23,9 @@ pub(super) struct Client {
     name: &'static str,
     kind: CallKind,
     stream: Option<Stream>,
-    /// Epoch and newest sequence that it has processed.
+    /// Epoch and newest sequence number that it has processed.
     cursor: Option<(u64, u64)>,
-    /// What the producer retains of it.
+    /// The state that the producer retains for the client.
     retained: Option<Retained>,
 }
 
@@ -34,7 +34,7 @@ struct Retained {
     position: u64,
     /// The maximum position so far.
     high_water: u64,
-    /// First sequence of its latest stream.
+    /// First sequence number of its latest stream.
     began: u64,
 }
 
@@ -42,11 +42,11 @@ struct Retained {
 struct Stream {
     body: Body,
     buffer: BytesMut,
-    /// The next expected sequence.
+    /// The next expected sequence number.
     next: u64,
     /// The `Hello` has not been received yet.
     expects_hello: bool,
-    /// The maximum lag applies from this sequence on, or once the stream is within it.
+    /// The maximum lag applies from this sequence number on, or once the stream is within it.
     until: u64,
 }
 
@@ -222,11 +222,11 @@ impl Client {
 enum Expected {
     Hello,
     Chunk,
-    /// A gap that ends before this sequence or later.
+    /// A gap that ends before this sequence number or later.
     LagLimit {
         min: u64,
     },
-    /// A gap that ends before this sequence.
+    /// A gap that ends before this sequence number.
     Evicted {
         next: u64,
     },
@@ -348,7 +348,7 @@ impl Stream {
             let sequence: u64 = sequence.parse().expect("as appended");
             assert_eq!(epoch, producer.epoch.to_string());
             let is_next = match self.expect(producer) {
-                // The chunk was in the log and within the maximum lag when it was taken, but may not be any more.
+                // The chunk was in the log and within the maximum lag when it was taken, but may no longer be.
                 Expected::Chunk => sequence == self.next,
                 _ => sequence >= self.next,
             };

@@ -252,7 +252,7 @@ fn reload_that_changes_sharing_is_refused() {
         "unknown = 'unlimited'\n[dsp.18]\nlimit = { rules = [ { id = 'rate', rate = '10/s' } ] }\n[sharing]\n\
          mode = 'lease'\nredis = 'redis://127.0.0.1:1'\ngroup = 'g'\nmembers_max = 4\n",
     );
-    // Invalid contents are reported when they are unchanged.
+    // The error stays reported while the file is unchanged.
     file.reload_once();
     file.reload_once();
     let error = file.error().unwrap_or_default();

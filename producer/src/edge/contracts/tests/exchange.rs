@@ -55,7 +55,7 @@ impl Exchange {
     }
 }
 
-/// The effects of a request of this query, by a browser whose user id is `u/1`.
+/// The effects of a request with this query from a browser with the user id `u/1`.
 pub(super) fn exchange(contracts: &str, query: &str) -> Exchange {
     exchange_with(contracts, &format!("GET /?{query}"), "cookie: uid=u/1\r\n")
 }
@@ -82,7 +82,7 @@ impl Producer {
         }
     }
 
-    /// The effects of this request, and of those before.
+    /// The effects of this request and of all previous requests.
     pub(super) fn exchange(&self, request: &str, headers: &str) -> Exchange {
         let edge = &self.edge;
         let (mut known, mut batch) = (KnownDsps::default(), AppendBatch::default());

@@ -3,7 +3,7 @@
 use super::*;
 use crate::edge::mint::UidMode;
 
-/// Consent to purpose 1 and vendor 2, of 2021.
+/// A consent string of 2021, with consent to purpose 1 and vendor 2.
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
 const NO_PURPOSE: &str = "CPGWkCaPGWkCaApAAAENABCAAAAAAAAAAAAAABEAAAAA";
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::edge::mint::UidMode;
 
-/// Consent to purpose 1 and vendor 2, of 2021; without purpose 1; and of version 1.
+/// Consent strings: of 2021, to purpose 1 and vendor 2; without purpose 1; and of version 1.
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
 const NO_PURPOSE: &str = "CPGWkCaPGWkCaApAAAENABCAAAAAAAAAAAAAABEAAAAA";
 const VERSION_1: &str = "BONciguONcjGKADACHENAOLS1rAHDAFAAEAASABQAMwAeACEAFw";
@@ -30,7 +30,7 @@ fn set_uid(query: &str) -> Exchange {
     set_uid_with(CONTRACTS, query)
 }
 
-/// In a query, the names of the consent strings stand for them.
+/// Sends a query after replacing names of consent strings with the strings.
 fn set_uid_with(contracts: &str, query: &str) -> Exchange {
     let values = [
         ("CONSENT", CONSENT),
@@ -143,7 +143,7 @@ fn set_uid_has_the_status_codes_of_prebid_server() {
             400,
             "",
         ),
-        // Beyond Prebid Server: the checks of the contract.
+        // Checks that Prebid Server does not have: those of the contract.
         ("bidder=pubmatic&uid=$UID", 400, ""),
         ("bidder=pubmatic&uid=%%UID%%", 400, ""),
         ("bidder=pubmatic&uid=%zz", 400, ""),
@@ -197,7 +197,7 @@ fn the_configured_gate_decides() {
         200,
         "u/1 17 123",
     );
-    // The request does not say that GDPR applies.
+    // The request does not state whether GDPR applies.
     let everywhere = format!("[privacy]\ngdpr_when_absent = 'yes'\n{WITHOUT_GATE}");
     check_status(&everywhere, "bidder=pubmatic&uid=123", 451, "");
 }

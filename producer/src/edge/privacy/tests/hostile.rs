@@ -1,4 +1,4 @@
-//! Strings that are built to be expensive. The work is counted in characters read; the other loops consume the text.
+//! Strings that are built to be expensive. The cost is the number of characters read; all other loops consume the text.
 
 use super::{random_strings::Writer, *};
 
@@ -18,7 +18,7 @@ fn check_work(name: &str, query: &str, expected: Outcome) {
     );
 }
 
-/// A core up to the consents of vendors, with consent to purpose 1.
+/// A core segment up to the vendor consents, with consent to purpose 1.
 fn core() -> Writer {
     let mut core = Writer::default();
     core.put(2, 6);

@@ -46,7 +46,7 @@ impl Writer {
         self.0.extend(bits.into_iter().rev());
     }
 
-    /// Encodes ranges, each as a range even if it has one vendor only and `expand` is set.
+    /// Encodes ranges. With `expand`, a single vendor is also encoded as a range.
     fn put_ranges(&mut self, ranges: &[(u16, u16)], expand: bool) {
         self.put(ranges.len() as u64, 12);
         for &(first, last) in ranges {
@@ -112,7 +112,7 @@ fn put_vendors(writer: &mut Writer, set: &Vendors, random: &mut Rng) {
     }
 }
 
-/// What a string encodes.
+/// The sets that a string encodes.
 struct Consent {
     purposes: u64,
     created: u64,
@@ -204,7 +204,7 @@ fn bit_fields_and_ranges_are_judged_by_the_sets_that_they_encode() {
         let (host, dsp) = (random.u16(1..=41), random.u16(1..=41));
         let expected = consent.expected(host, dsp);
         let config = config(json!({ "host_vendor": host }));
-        // Each text has another mixture of bit fields and ranges.
+        // Each text has a different mixture of bit fields and ranges.
         for _ in 0..2 {
             let text = consent.text(&mut random);
             for query in [

@@ -1,10 +1,10 @@
-//! Tests of accounts with examples, and against a model of the outcome of every sequence.
+//! Tests of accounts with examples, and against a model of the outcome of every cookie.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Outcome of one sequence in the model.
+/// Outcome of one cookie in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SequenceOutcome {
     Queued,
@@ -12,7 +12,7 @@ enum SequenceOutcome {
     Lost,
 }
 
-/// Outcomes of the sequences from 1 on; those before `joined` do not count.
+/// Outcomes of the cookies from sequence number 1 on; cookies before `joined` do not count.
 #[derive(Debug)]
 struct Model {
     outcomes: Vec<SequenceOutcome>,
@@ -97,7 +97,7 @@ enum Action {
     /// Number of queued cookies that are delivered.
     Deliver(prop::sample::Index),
     Lose(prop::sample::Index, GapReason),
-    /// Start of the next stream, up to the next sequence.
+    /// Start of the next stream, up to the next sequence number.
     Begin(prop::sample::Index),
     /// The next stream begins this far before the position.
     Rewind(usize),

@@ -1,4 +1,4 @@
-//! Tests of confirmations with examples, and against a model with the sequences sent to a node.
+//! Tests of confirmations with examples, and against a model with the sequence numbers sent to a node.
 
 use std::{collections::BTreeSet, iter};
 
@@ -104,7 +104,7 @@ fn reconnected_node_keeps_what_it_has_carried_out_unless_it_is_sent_again() {
     account.deliver(10, 12);
     assert!(confirmations.confirm("n", 12, 0, &account));
     assert_eq!(confirmations.positions("n"), Some([12, 9]));
-    // The node has lost its store, or a part of it.
+    // The node has lost its store or a fraction of it.
     account.begin(5);
     confirmations.joined("n", &account);
     assert_eq!(confirmations.positions("n"), Some([4, 4]));
@@ -128,7 +128,7 @@ fn node_absent_for_its_retention_is_forgotten() {
 enum Event {
     Sent(u64),
     Lost(u64),
-    /// The node is forgotten, and joins again this far after its last position, or before it.
+    /// The node is removed, and joins again this far after its last position, or before it.
     JoinedAgain {
         skipped: u64,
         repeated: u64,
