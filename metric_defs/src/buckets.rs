@@ -1,7 +1,7 @@
 //! Bucket bounds of histograms.
 
-/// Seconds per sync request. The bounds are finest in the usual range: 10 µs for a single request, and more for requests
-/// that arrive together, because each is timed until the last one is done.
+/// Seconds per sync request. The bounds are finest in the usual range: 10 µs for a single request. Requests that arrive
+/// together take longer, because each is timed until the last one is done.
 pub const REQUEST_SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
 ];

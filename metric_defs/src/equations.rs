@@ -1,5 +1,5 @@
-//! Balance equations that hold in every scrape: the number of cookies that entered equals
-//! the sum over all outcomes plus the cookies without an outcome yet.
+//! Balance equations that hold in every scrape: the cookies that entered equal the sum of
+//! the cookies with each outcome and the cookies without an outcome yet.
 //!
 //! ```
 //! use metric_defs::{MetricDef, equations::LEDGER};

@@ -1,6 +1,5 @@
-//! Cost of the contract of a DSP for one valid request: lookup and check of the buyer uid, the decision
-//! by privacy signals, and the rendering of a redirect.
-//! `parts.rs` has the cost of parsing the request.
+//! Cost of a DSP's contract for one valid request: lookup, buyer uid check, privacy decision, and rendering
+//! of a redirect. `parts.rs` measures the parsing of the request.
 
 use std::num::NonZeroU16;
 

@@ -2,7 +2,7 @@
 //!
 //! A connection waits only for its client: appending is a short critical section. A response is written after its cookie
 //! is in the log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether
-//! a match is recorded, and [`response`] encodes the response; these are pure. `connection` does the I/O.
+//! a match is recorded. [`response`] encodes the response. These modules are pure; `connection` does the I/O.
 
 pub mod answer;
 mod connection;

@@ -12,8 +12,8 @@
 //! - When the log is closed, the entry becomes exact.
 //!
 //! The bound thus holds whenever the process is killed: cookies are appended only after it is raised. It is too high by at
-//! most `BOUND_STEP`. Raising it in steps, instead of by the capacity of each chunk, gives a tighter bound (the smallest
-//! cookies have a tenth of the usual size) and fewer writes at low rates.
+//! most `BOUND_STEP`. Raising it by the capacity of each chunk instead would give a looser bound, because the smallest
+//! cookies have a tenth of the usual size, and more writes at low rates.
 //!
 //! After a restart, a subscriber has lost the rest of its cursor's epoch, and all later epochs before the current one.
 //! The number of lost cookies is reported only if all these epochs are recorded.
@@ -21,8 +21,8 @@
 //! # The epoch
 //!
 //! It is unique among the runs of a producer. Consumers compare epochs only for equality: if an epoch repeated, a consumer
-//! would resume in the middle of a run that it never read. Its lowest bits are random, so a clock that is set back, or
-//! starts at the same time with every boot, does not repeat an epoch. The other bits are the start time, for operators.
+//! would resume in the middle of a run that it never read. The lowest bits are random. A clock that is set back, or starts
+//! at the same time with every boot, thus does not repeat an epoch. The other bits are the start time, for operators.
 //!
 //! # Constraints
 //!

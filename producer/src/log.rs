@@ -4,14 +4,14 @@
 //!
 //! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next
 //! batch would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is
-//! small), by [`run_timers`] or an append. Sealing writes the first sequence number and the headers
-//! into the buffer in place, and turns it into an immutable [`Chunk`]: exactly the bytes that every stream sends. The
-//! *ring* holds the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a
+//! small). [`run_timers`] or an append seals it: writes the first sequence number and the headers into the buffer in
+//! place, and turns the buffer into an immutable [`Chunk`]. A chunk has exactly the bytes that every stream sends. The
+//! *ring* contains the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a
 //! stream sends them.
 //!
-//! A [`Reader`] is a position in the ring and a maximum lag, without a queue: a chunk costs one wake-up per reader, and a
-//! slow reader does not affect others. A reader that exceeds its maximum lag, or whose position was evicted, skips forward
-//! and gets the exact [`Delivery::Gap`].
+//! A [`Reader`] is a position in the ring and a maximum lag, without a queue. A chunk costs one wake-up per reader. A slow
+//! reader does not affect others: if it exceeds its maximum lag, or its position was evicted, it skips forward and gets
+//! the exact [`Delivery::Gap`].
 //!
 //! # Constraints
 //!
@@ -19,13 +19,13 @@
 //! - Sequence numbers start at 1 and have no gaps: the chunk that follows number `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system clock jumps back: "newest wins" compares it. A cookie that is
 //!   appended late has an age relative to that time ([`Log::append_accepted`]).
-//! - The time of a cookie is its acceptance or earlier, by at most the maximum age of a chunk: three times
-//!   [`Config::chunk_age`], or once if the chunk already held 2 KiB. A cookie is accepted when an append reads the clock under
+//! - The time of a cookie is its acceptance or earlier, by at most the maximum chunk age. This is [`Config::chunk_age`] if
+//!   the chunk already had 2 KiB, otherwise three times as much. A cookie is accepted when an append reads the clock under
 //!   the lock, or when [`Log::unix_micros`] is called for it. A late sealing task cannot exceed the maximum, because each
-//!   append compares the clock with the time of the open chunk. Consumers rely on it to compare times of different producers.
+//!   append compares the clock with the time of the open chunk. Consumers rely on it to compare times of producers.
 //! - Two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions, and are woken
-//!   under neither. All appenders share *open*, which orders all cookies. It is taken once per [`AppendBatch`]: one lock per
-//!   cookie cost 8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
+//!   under neither. All appenders share *open*, which orders all cookies, and take it once per [`AppendBatch`]. Taking it
+//!   per cookie cost 8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
 //! - After [`Log::close`], appends fail; readers get the remaining chunks and then [`Delivery::End`].
 //!
 //! # Memory
@@ -195,8 +195,8 @@ impl Log {
         self.shared.ring().span()
     }
 
-    /// A position up to `bytes` of messages before `position`, at the start of a chunk if possible, and neither before `floor`
-    /// nor before the oldest chunk.
+    /// A position up to `bytes` of messages before `position`, at the start of a chunk if possible. It is neither before
+    /// `floor` nor before the oldest chunk.
     pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
         self.shared.ring().rewind(position, bytes, floor)
     }

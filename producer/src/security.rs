@@ -16,8 +16,8 @@ use runtime::{
 
 use tokens::TokenCheck;
 
-/// Maximum concurrent handshakes on the HTTP port. Many syncs come on a new connection, whose handshake takes a round trip to the
-/// browser: 4,096 suffice for 20,000 new connections per second at 200 ms.
+/// Maximum concurrent handshakes on the HTTP port. Many browsers open a connection for each sync, and a handshake takes a
+/// round trip. At 200 ms per round trip, 4,096 suffice for 20,000 new connections per second.
 const HTTP_HANDSHAKES_MAX: usize = 4_096;
 
 /// The settings as written; an empty string means not set.

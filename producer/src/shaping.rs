@@ -156,8 +156,8 @@ impl Shaping {
         self.nanos(Instant::now())
     }
 
-    /// Appends the cookies of a batch that are within their limits to the log, copies others into their queues, and empties
-    /// the batch, which was read at `read_at`.
+    /// Appends the cookies of a batch that are within their limits to the log, and copies others into their queues. Empties the
+    /// batch, which was read at `read_at`.
     ///
     /// Holds the lock until the cookies are in the log, so that no later cookie of the same user and DSP is released first.
     ///

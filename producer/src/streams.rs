@@ -2,8 +2,8 @@
 //!
 //! A tonic codec would copy each message into a buffer per stream. This module has its own response body, whose data
 //! frames are the shared bytes of a chunk, including the length prefix. A delivery thus costs a reference count and a
-//! share of a system call. The body takes a chunk from the log only when HTTP/2 has capacity for it; until then, the
-//! log can drop the chunk for a slow subscriber.
+//! share of a system call. The body takes a chunk from the log only when HTTP/2 has capacity for it. Until then, the log
+//! can drop the chunk if the subscriber is slow.
 //!
 //! tonic does the rest of gRPC: status mapping, health checks, reflection.
 
@@ -75,8 +75,8 @@ pub struct Config {
     pub producer_id: String,
     /// Maximum lag of a subscriber, in cookies.
     pub queue_cookies_max: u64,
-    /// Maximum bytes to resend to a subscriber that reconnects without a cursor: what can be in transit when a connection
-    /// breaks, in its windows and in the buffers of two kernels. Less if the client stated a smaller window.
+    /// Maximum bytes to resend to a subscriber that reconnects without a cursor: the bytes that can be lost with a connection,
+    /// in its windows and in the buffers of two kernels. Less if the client stated a smaller window.
     pub rewind_bytes: usize,
     /// Ends of earlier epochs of this producer.
     pub epoch_history: EpochHistory,

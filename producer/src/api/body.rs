@@ -42,8 +42,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 const SLICE_BYTES: usize = 4 * 1024;
 const GZIP_SLICE_BYTES: usize = 256;
 
-/// Maximum memory of a request: two buffers, each of up to twice the bytes that deflate expands a slice to (1,032:1), the
-/// decoder, and the buffers of the connection.
+/// Maximum memory of a request: two buffers, the decoder, and the buffers of the connection. Each of the two has up to twice
+/// the size to which deflate can expand a slice (1,032:1).
 pub(crate) const REQUEST_BYTES: usize = 4 * 1032 * GZIP_SLICE_BYTES + (192 << 10);
 
 /// Reads the rows of a body.

@@ -1,9 +1,9 @@
 //! `POST /v1/cookies`: bulk input of matches.
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Like a
-//! browser's match, a row is subject to the contract and the limits of its DSP, and appended to the log; rows share a lock
-//! per few kilobytes. Stores order a row with `t` by that time. A row older than the nodes' tables of deletions is rejected,
-//! because it could restore a deleted cookie.
+//! browser's match, a row is subject to the contract and the limits of its DSP, and is appended to the log. One lock covers
+//! some kilobytes of rows. Stores order a row with `t` by that time. A row that is older than the retention of deletions is
+//! rejected, because it could restore a deleted cookie.
 
 use std::{borrow::Cow, time::Instant};
 

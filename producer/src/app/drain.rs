@@ -20,8 +20,8 @@ const SHAPING_GRACE: Duration = Duration::from_millis(500);
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
 impl App {
-    /// Stops in data-flow order: wait for `--drain-delay`, finish open requests, spool or release queued cookies, close the
-    /// log, and send its rest and a `Goodbye` on all streams. Takes no longer than configured.
+    /// Stops in data-flow order: wait for `--drain-delay`, finish open requests, spool or release queued cookies, and close the
+    /// log. All streams then send the rest of the log and a `Goodbye`. Takes no longer than configured.
     ///
     /// # Errors
     /// When a connected subscriber did not receive all cookies in time; it loses the rest.

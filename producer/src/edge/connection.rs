@@ -11,9 +11,9 @@
 //! - A request body is skipped if it arrived with its headers. Otherwise the response closes the connection, because a load
 //!   balancer that reuses the connection could have its next request parsed as part of the body.
 //! - While a client does not read its responses, no further requests are read from it.
-//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, and each may
-//!   contain hundreds of requests. Without the yield, sixteen clients that sent continuously raised the latency of a
-//!   well-behaved client from 1.5 ms to 3 s.
+//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready. Each may contain
+//!   hundreds of requests: without the yield, sixteen clients that sent continuously raised the latency of a well-behaved
+//!   client from 1.5 ms to 3 s.
 //! - Before the connection is closed, all requests that were sent together are handled; the last response announces the
 //!   close.
 //! - After closing its side, the connection discards further input for a limited time: closing with unread bytes could
@@ -25,10 +25,10 @@
 //!
 //! Latency is measured once for all requests of one read, by reading the monotonic clock after the read and after
 //! encoding the responses. The first reading also decides when to update the date header, ten times per second.
-//! Measuring thus costs one clock reading and two atomic additions per batch. Together with the counters of
-//! [`dsps`](super::dsps), measuring raised the CPU time per request from 1.26 to 1.27 µs in the best of five
-//! alternating runs, and from 1.31 to 1.34 µs in the median (`bench load -c 32 -p 16 -d 4s`: 32 connections with 16
-//! requests in flight). For single requests the difference was below the noise.
+//! Measuring thus costs one clock reading and two atomic additions per batch. With the counters of [`dsps`](super::dsps),
+//! it raised the CPU time per request from 1.26 to 1.27 µs in the best of five alternating runs, and from 1.31 to 1.34 µs
+//! in the median. The load was 32 connections with 16 requests in flight (`bench load -c 32 -p 16 -d 4s`). For single
+//! requests the difference was below the noise.
 
 use std::{
     io,

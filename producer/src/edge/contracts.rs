@@ -178,8 +178,8 @@ impl Contract {
         (!matches).then_some(Rejection::BuyerPattern)
     }
 
-    /// The rejection of a buyer uid (as sent) that could not be decoded: `BuyerMacro` for a macro with a percent sign, which is
-    /// not a valid encoding.
+    /// The rejection of a buyer uid (as sent) that could not be decoded: `BuyerMacro` if it is a macro, whose percent sign is
+    /// not a valid escape.
     pub fn refusal_of_invalid(&self, rejection: Rejection, sent: &str) -> Rejection {
         let is_encoding = matches!(
             rejection,

@@ -1,7 +1,7 @@
 //! The privacy check, or gate: whether the signals of a request allow a match to be stored.
 //!
-//! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the query parameters `gdpr`, `gdpr_consent`, `gpp`,
-//! `gpp_sid` and `us_privacy`, and the country that a trusted proxy reports. [`Config::decide`] is a pure function from
+//! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the country that a trusted proxy reports, and the
+//! query parameters `gdpr`, `gdpr_consent`, `gpp`, `gpp_sid` and `us_privacy`. [`Config::decide`] is a pure function from
 //! signals to an [`Outcome`]. Only the outcome leaves the gate. `Signals` has no `Debug`, so that it cannot be logged.
 //!
 //! # Formats

@@ -2,9 +2,9 @@
 //! deletion.
 //!
 //! A chunk has the time of its first record, and a match may have been accepted up to the age of a chunk later. A
-//! deletion in an open chunk would get the chunk's time, which may be before the time of a match that another producer
-//! had already accepted. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk. They
-//! begin the next chunk, whose time is not before that of any of these deletions. Deletions never seal a chunk early.
+//! deletion in an open chunk would get the chunk's time. Another producer may already have accepted a match with a later
+//! time. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk. They begin the next chunk,
+//! whose time is not before the time of any of these deletions. Deletions never seal a chunk early.
 
 use tokio::sync::oneshot;
 

@@ -1,4 +1,4 @@
-//! The open buffer: cookies are appended to it, and it is sealed (closed) into a chunk by size, by age, or when the log is closed.
+//! The open buffer, to which cookies are appended. It is sealed (closed) into a chunk by size, by age, or when the log closes.
 
 use std::{
     mem,

@@ -1,7 +1,7 @@
 //! Admits calls with a valid token: `authorization: Bearer …`.
 //!
-//! Health checks need no token: they reveal only whether this process serves, and a wrong token would make a healthy
-//! producer look unhealthy to load balancers. An open stream stays open when its token is revoked.
+//! Health checks need no token: they reveal only whether this process serves. With a wrong token, load balancers would
+//! consider a healthy producer unhealthy. An open stream stays open when its token is revoked.
 
 use std::{
     net::IpAddr,

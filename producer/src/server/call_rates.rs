@@ -2,8 +2,8 @@
 //!
 //! Streaming calls and all other calls have separate limits per address and in total, because health checks need no token.
 //!
-//! A call costs a task and a scan of all subscribers, so a client that opens and ends calls in a tight loop would take CPU
-//! time from the streams. Subscribers keep a call open for hours; a health check makes one per second.
+//! A call costs a task and a scan of all subscribers. Without limits, a client that opens and ends calls in a tight loop
+//! would take CPU time from the streams. Subscribers keep a call open for hours; a health check makes one per second.
 
 use std::{
     net::IpAddr,
@@ -144,8 +144,8 @@ pub(super) struct ConnectionLimits {
 impl ConnectionLimits {
     /// Admits a call and returns its grant of the call budget.
     ///
-    /// Checks the rate of the connection, the token, the rates of the address and of all calls, and the budget, in this order:
-    /// calls without a valid token must not use up the limits of others.
+    /// Checks, in this order: the rate of the connection, the token, the rates of the address and of all calls, and the budget.
+    /// Calls without a valid token thus do not use up the limits of other clients.
     ///
     /// # Errors
     /// The status of the response.

@@ -1,8 +1,8 @@
 //! One HTTP/2 connection: its calls, keepalive pings, and graceful shutdown.
 //!
-//! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll a
-//! stalled response until then. Neither a status nor a reset could end such a stream, and its in-flight bytes could not
-//! be counted.
+//! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll the
+//! response until then. Neither a status nor a reset could end such a stalled stream, and its in-flight bytes could
+//! not be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -22,9 +22,9 @@ use super::{
 use crate::streams::Peer;
 
 /// A stream with this many bytes in its send buffer takes no further chunk from the log; enough to keep the kernel busy. A
-/// stream whose client has closed its window has two chunks in flight: one partly sent, and one waiting. If the kernel of
-/// the client accepts nothing more, these bytes and three chunks are in flight: 448 KiB at the default chunk size, or 44
-/// MiB for a hundred such streams.
+/// stream whose client has closed its window has two chunks in flight: one partly sent, and one waiting. If the client's
+/// kernel accepts nothing more, a full send buffer and three chunks are in flight. This is 448 KiB at the default chunk
+/// size, or 44 MiB for a hundred such streams.
 pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Maximum number of concurrent calls per connection.
@@ -36,15 +36,15 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 
-/// Memory of a connection besides its calls and streams: the window, and as much again for the buffers of HTTP/2 in both
-/// directions, partial headers, tables, and the task.
+/// Memory of a connection besides its calls and streams: one half for the window, the other half for the buffers of HTTP/2
+/// in both directions, partial headers, tables, and the task.
 pub(crate) const CONNECTION_BYTES: usize = 128 * 1024;
 
 /// Additional memory with TLS: bytes not yet decrypted or not yet sent.
 pub(crate) const TLS_BYTES: usize = 128 * 1024;
 
 /// Limits of resets: calls that a client reset before they were accepted, resets caused by protocol violations, and ended
-/// calls that are remembered for frames in transit. If either of the first two is exceeded, the connection is closed with
+/// calls that are remembered for frames in transit. Beyond either of the first two, the connection is closed with
 /// `ENHANCE_YOUR_CALM`, so that rapid resets cost the client more than the server.
 const RESETS_PENDING_MAX: usize = 20;
 const RESETS_FORCED_MAX: usize = 100;

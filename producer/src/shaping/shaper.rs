@@ -4,8 +4,8 @@
 //! caller runs [`Shaper::release_due`] when [`Shaper::due`] has passed.
 //!
 //! One reservation covers the limits of a cookie's DSP and the global limits. While cookies are queued, only the first
-//! cookies of each FIFO get reservations, and the queues take turns: under a global limit, each queue gets the same rate
-//! regardless of its length.
+//! cookies of each FIFO get reservations. The queues are served round-robin: under a global limit, each queue gets the
+//! same rate regardless of its length.
 
 mod reload;
 mod shares;

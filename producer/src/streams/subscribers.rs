@@ -1,12 +1,12 @@
 //! The subscribers of a producer, by name. A subscriber is retained for some time after its stream has ended.
 //!
-//! A subscriber is a position in the log, and an account of the outcome of every cookie since it joined; the log holds the
-//! cookies. A stream holds a [`Lease`] of its subscriber. A second stream with the same name supersedes the first.
+//! A subscriber is a position in the log, and an account of the outcome of every cookie since it joined; its cookies are
+//! in the log. A stream has a [`Lease`] of its subscriber. A second stream with the same name supersedes the first.
 //!
 //! Each subscriber has one lock, taken once per delivery, so its counters balance at any time.
 //!
-//! A superseded stream may still send one delivery. Its bytes are counted, but its cookies are not: the newer stream
-//! begins at the position of its own client, and counts these cookies when it reaches them.
+//! A superseded stream may still send one delivery. The bytes of this delivery are counted, but not its cookies: the newer
+//! stream begins at its client's position, and counts these cookies when it reaches them.
 
 mod account;
 mod confirmations;

@@ -34,7 +34,7 @@ const PURPOSE_1_NOT_ALLOWED: u64 = 1 << 2;
 /// Which of two vendors are listed. A vendor 0 is never listed.
 type Listed = [bool; 2];
 
-/// Judges a string for two vendor ids, of the exchange and of the DSP; an id is 0 for a party that is not a vendor.
+/// Judges a string for the vendor ids of the exchange and the DSP. The id of a party that is not a vendor is 0.
 pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Outcome, Malformed> {
     let mut segments = bits::segments(text);
     let core = segments.next().ok_or(Malformed)?;

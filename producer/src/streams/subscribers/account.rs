@@ -2,9 +2,9 @@
 //!
 //! # The balance
 //!
-//! The account begins at the sequence number `joined`. Every cookie from there up to, but not including, `high_water` is
-//! either *delivered* (handed to a stream) or *lost* (reported in a gap); all cookies from `high_water` on are *queued*.
-//! At any time, for an `appended` read after the account:
+//! The account begins at the sequence number `joined`. Each cookie from there up to, but not including, `high_water` is
+//! either *delivered* (handed to a stream) or *lost* (reported in a gap). Cookies from `high_water` on are *queued*. At
+//! any time, for an `appended` read after the account:
 //!
 //! ```text
 //! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued
@@ -31,7 +31,7 @@
 //! # Bound
 //!
 //! Only the newest [`LOST_RANGES_MAX`] ranges of lost cookies are stored. Cookies up to the end of a dropped range keep
-//! their outcome: if they are delivered again, they count as redelivered; if they are in another gap, they do not count.
+//! their outcome. If they are delivered again, they count as redelivered; if they are in another gap, they do not count.
 //! The balance stays exact; only *recovered* and *undelivered* may be too low.
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! Confirmations of nodes. Pure.
 //!
-//! A node confirms positions, not records. A position covers a record only if the record was sent: it does not cover
-//! records in a gap, or records before the start of the stream. Each confirmation is therefore stored with the ranges
-//! that the subscriber had lost by then.
+//! A node confirms positions, not records. A position covers only records that were sent. It covers neither records in a
+//! gap nor records before the start of the stream. Each confirmation is therefore stored with the ranges that the
+//! subscriber had lost before it.
 //!
 //! A subscriber becomes a node with its first confirmation. Before that, receipts count it only while the producer
 //! retains the subscriber.
