@@ -6,9 +6,9 @@
 //!
 //! # Bounds
 //!
-//! Connections, request headers, bodies, rows and memory per request are bounded (`api/body.rs`); each token has a
-//! limit of requests and rows. No lock is held across an await, and parsing yields after every few kilobytes, so that
-//! the edge is not delayed.
+//! Connections, request headers, bodies, rows and memory per request are bounded (`api/body.rs`). Each token has a rate
+//! limit for requests and one for rows. No lock is held across an await, and parsing yields after every few kilobytes,
+//! so that the edge is not delayed.
 //!
 //! No user id, buyer uid or token occurs in a log message.
 
@@ -143,7 +143,7 @@ impl Api {
             parts.limits.api_requests_per_second,
             parts.limits.api_rows_per_second,
         ];
-        // With bursts of one second.
+        // A burst is the number allowed in one second.
         let rates = rates.map(|rate| (format!("{rate}/s"), rate as u64));
         Ok(Self {
             inner: Arc::new(Inner {

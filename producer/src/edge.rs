@@ -134,7 +134,7 @@ impl Edge {
             ("/" | "/sync", _) => false,
             (set_uid::PATH, _) if names_dsps() => true,
             (opt_out::PATH, Some(opt_out)) => {
-                // Its deletion must follow the matches that were sent before it.
+                // The deletion of an opt-out must follow the matches that were sent before it.
                 self.append(read)?;
                 let page =
                     opt_out.handle(head, headers, read.client, &self.log, self.shaping.as_ref());

@@ -296,8 +296,8 @@ impl Ring {
         evicted
     }
 
-    /// Both ends at one moment. Readers see `next` later: a chunk is published after the lock is released, and by then more
-    /// may be pushed and this chunk may be evicted.
+    /// Both ends at one moment. Readers see `next` later, because a chunk is published after the lock is released. In between,
+    /// more chunks may be pushed, and this chunk may be evicted.
     fn span(&self) -> Span {
         match (self.chunks.front(), self.chunks.back()) {
             (Some(oldest), Some(newest)) => Span {

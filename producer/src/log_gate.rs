@@ -36,7 +36,7 @@ impl LogGate {
         self.admit_if(now, || true)
     }
 
-    /// Like [`admit`](Self::admit), but also requires `other`, which is called only if this gate admits the message.
+    /// Like [`admit`](Self::admit), but `other`, which is called only if this gate admits the message, must return true, too.
     pub(crate) fn admit_if(&self, now: Instant, other: impl FnOnce() -> bool) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.began.is_none_or(|began| now - began >= self.interval) {

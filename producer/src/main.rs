@@ -1,4 +1,4 @@
-//! The producer process.
+//! The `producer` program: runs a producer, or checks a contracts file.
 
 use std::{ffi::OsString, fs, process::ExitCode};
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// A rate and its burst.
 pub(crate) type Rate = (&'static str, u64);
 
-/// Limits of these `N` rates, each per key.
+/// Limiters for `N` rates, each with one token bucket per key.
 #[derive(Debug)]
 pub(crate) struct RateLimits<K, const N: usize> {
     started: Instant,

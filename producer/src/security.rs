@@ -24,7 +24,7 @@ const HTTP_HANDSHAKES_MAX: usize = 4_096;
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "TLS and authentication")]
 pub struct SecurityArgs {
-    /// PEM file with the gRPC server certificate, followed by its intermediate certificates. Enables TLS
+    /// PEM file with the gRPC server certificate, followed by its intermediate certificates. Enables TLS on the gRPC and API ports
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 

@@ -38,7 +38,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time to receive and discard the rest of a body after an error.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Encoded bytes (plain and gzip) to handle before other tasks run, in some ten microseconds.
+/// Encoded bytes (plain and gzip) to handle before other tasks run: some ten microseconds of CPU time.
 const SLICE_BYTES: usize = 4 * 1024;
 const GZIP_SLICE_BYTES: usize = 256;
 
@@ -55,7 +55,7 @@ pub(super) struct Rows<'a> {
     /// Received bytes that are not decoded yet.
     frame: Bytes,
     has_ended: bool,
-    /// Decoded bytes, and how many of them are handled.
+    /// Decoded bytes, and the number of them that were handled.
     output: Vec<u8>,
     handled: usize,
     encoded: u64,

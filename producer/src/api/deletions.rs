@@ -137,7 +137,7 @@ struct Deletions<'a> {
     part: Vec<Deletion>,
     /// The first batch that was handed to the log, and its number of deletions.
     first: Option<(oneshot::Receiver<Sequence>, u64)>,
-    /// The last batch after it.
+    /// The last batch, if there are several.
     last: Option<oneshot::Receiver<Sequence>>,
 }
 

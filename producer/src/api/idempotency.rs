@@ -18,8 +18,8 @@ use super::{
 /// Time for which a response is kept.
 const RETENTION: Duration = Duration::from_secs(600);
 
-/// Maximum bytes of the responses of a client: thousands, or hundreds with many row errors. Beyond it, the oldest responses are
-/// dropped early.
+/// Maximum bytes of a client's stored responses: enough for thousands, or for hundreds with many row errors. Beyond it, the
+/// oldest responses are dropped early.
 pub(crate) const CLIENT_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes stored for a request with the longest key and path, without the body of its response.

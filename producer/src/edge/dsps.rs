@@ -1,14 +1,13 @@
-//! Counts requests by DSP and outcome: accepted, or why they were rejected.
+//! Counts requests by DSP and outcome: accepted, or the reason for the rejection.
 //!
 //! # Metric series
 //!
 //! Requests may contain any of four billion DSP ids, so the number of series is bounded. If contracts list DSPs, each of
-//! them has a series; all others are counted as `other`. Without a list, the first `UNLISTED_SERIES_MAX` DSPs get a
-//! series; all others are counted as `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id
-//! are counted as `none`.
+//! them has a series. Without a list, the first `UNLISTED_SERIES_MAX` DSPs get a series; a client can exhaust these
+//! series with fake DSP ids. All other DSPs are counted as `other`, and requests with an invalid DSP id as `none`.
 //!
-//! The contracts can be reloaded. A DSP that is removed from the list keeps its series. If there would be more than
-//! `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
+//! The contracts can be reloaded. A DSP that is removed from the list keeps its series. If a reload would exceed
+//! `SERIES_MAX` series, the series of DSPs that earlier reloads removed are added to `other`.
 //!
 //! # Cost
 //!
@@ -50,7 +49,7 @@ const SERIES_MAX: usize = 3 * CONTRACTS_MAX;
 /// Maximum number of shards of a series. With more threads, some threads share a shard.
 const SHARDS_MAX: usize = 64;
 
-/// Maximum number of outcomes in a tally; fewer accepted cookies fill a batch.
+/// Maximum number of outcomes in a tally. A batch is full after fewer accepted cookies.
 const TALLY_MAX: usize = 64;
 
 /// Index of accepted requests. The index of a rejection is its discriminant plus one.
@@ -376,7 +375,7 @@ impl DspsShared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the table by a changed copy.
+    /// Replaces the table with a changed copy.
     fn change(&self, change: impl FnOnce(&mut DspTable)) {
         let mut table = self.table();
         let mut changed = DspTable::clone(&table);

@@ -42,7 +42,7 @@ impl UidMode {
     /// browsers accept.
     ///
     /// # Errors
-    /// If the browser was redirected before, or there are no random bits.
+    /// If the browser was redirected before, or the system provides no random bits.
     pub(super) fn begin_redirect(
         self,
         head: &Head<'_>,

@@ -62,7 +62,7 @@ pub enum Page {
 /// The opt-out page of one producer.
 #[derive(Debug)]
 pub struct OptOut {
-    /// By network of the client; the total has no key.
+    /// By the client's network; the key of the total is `None`.
     limits: RateLimits<Option<IpAddr>, 2>,
     deletions: IntCounter,
 }

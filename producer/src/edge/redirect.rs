@@ -53,7 +53,7 @@ impl Template {
     /// Compiles an absolute URL.
     ///
     /// # Errors
-    /// What to correct.
+    /// A description of the error.
     pub fn parse(url: &str) -> Result<Self, String> {
         if url.len() > TEMPLATE_BYTES_MAX {
             return Err(format!("is longer than {TEMPLATE_BYTES_MAX} bytes"));
@@ -144,7 +144,7 @@ fn encode(bytes: impl Iterator<Item = u8>, length_max: usize, output: &mut Vec<u
 /// The host of an authority, in lower case.
 ///
 /// # Errors
-/// What to correct.
+/// A description of the error.
 fn host(authority: &str) -> Result<String, String> {
     if authority.contains(['{', '}']) {
         return Err("has a macro in its host or port".to_owned());
@@ -167,7 +167,7 @@ fn host(authority: &str) -> Result<String, String> {
 /// Checks that a host is a name in lower case, with at least two labels, and not an address.
 ///
 /// # Errors
-/// What to correct.
+/// A description of the error.
 pub(super) fn check_host(host: &str) -> Result<(), String> {
     let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_allowed);

@@ -11,7 +11,7 @@ use proto::{
 
 use super::answer::Answer;
 
-/// The name of the HTTP cookie that holds the user id.
+/// The name of the HTTP cookie with the user id.
 const USER_COOKIE: &[u8] = b"uid";
 
 /// Buffer for a percent-decoded buyer uid.
@@ -111,7 +111,7 @@ pub struct StatedMatch<'a> {
     pub dsp_id: u32,
     /// The buyer uid, percent-encoded.
     pub buyer_uid: &'a str,
-    /// Replaces the answer of the contract.
+    /// Replaces the answer of the contract, if set.
     pub format: Option<Answer>,
 }
 
@@ -241,7 +241,7 @@ fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a st
     }
 }
 
-/// The value of the HTTP cookie that holds the user id, if there is one.
+/// The value of the HTTP cookie with the user id, if there is one.
 pub(super) fn user_id<'a>(mut headers: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     headers.find_map(|header| {
         header.split(|&byte| byte == b';').find_map(|pair| {

@@ -223,7 +223,7 @@ impl Log {
     /// Appends deletions, at the latest when the open chunk is sealed. Resolves to the sequence number of the last deletion,
     /// once all are in the log; fails when there are none.
     ///
-    /// All of them are encoded under the lock: hand over some hundreds at a time.
+    /// All of them are encoded under the lock, so pass only some hundreds per call.
     ///
     /// # Errors
     /// [`Closed`] after [`Log::close`]; none of them is then in the log.

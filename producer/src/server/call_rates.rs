@@ -38,7 +38,7 @@ const RATES: [Rate; 5] = [
     ("1000/s", 4_000),
 ];
 
-/// Metric label and message for a call that exceeds each rate.
+/// For each rate, the metric label and the message if a call exceeds it.
 const REASONS: [(&str, &str); 5] = [
     ("connection", "too many calls on this connection"),
     ("address", "too many calls from this address"),

@@ -28,7 +28,7 @@ pub(super) struct QueuedCookie {
     pub(super) accepted_unix_micros: u64,
     /// The same time, in nanoseconds of the shaper's clock.
     pub(super) accepted: u64,
-    /// When it entered the queue: when it was accepted or last requeued.
+    /// When it entered the queue, on acceptance or at the last requeue.
     pub(super) entered: u64,
     /// How often it was requeued as a dead letter.
     pub(super) requeues: u32,

@@ -61,8 +61,8 @@ impl DeadLetterReason {
 /// Counters of the cookies accepted under a limit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct LimitCounters {
-    /// Cookies accepted and released immediately. A separate counter, so that such a cookie moves as little memory as
-    /// possible between processors; [`LimitCounters::add`] adds it to `accepted` and `released`.
+    /// Cookies accepted and released immediately. [`LimitCounters::add`] adds them to `accepted` and `released`. This counter
+    /// is separate, so that counting moves as little memory as possible between processors.
     passed: u64,
     /// All other accepted cookies, including those restored from the spool.
     pub(crate) accepted: u64,
@@ -217,7 +217,7 @@ pub(crate) struct LimitSummary {
 /// A metric with one series per limit, and its value.
 type Row = (MetricDef, fn(&LimitSummary) -> f64);
 
-/// All such metrics.
+/// All metrics with one series per limit.
 pub(super) const ROWS: &[Row] = &[
     (SHAPING_ACCEPTED, |it| as_f64(it.counters.accepted)),
     (SHAPING_SUPERSEDED, |it| as_f64(it.counters.superseded)),

@@ -58,7 +58,7 @@ pub(crate) struct Shaper {
     active: u64,
     /// Number of removed cookies without an outcome yet, by limit.
     unsettled: BTreeMap<String, u64>,
-    /// Earliest time at which a queue may have work.
+    /// Earliest time at which a queue may be due.
     due: u64,
 }
 

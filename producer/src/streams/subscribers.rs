@@ -85,7 +85,7 @@ struct SubscriberTable {
 
 #[derive(Debug)]
 struct Subscriber {
-    /// The network of its first stream, whose limit it counts against.
+    /// The network of its first stream; the subscriber counts against the limit of this network.
     network: IpAddr,
     /// Whether it has its own metric series.
     has_series: bool,

@@ -33,7 +33,7 @@ pub struct Config {
     pub us: Us,
     /// Whether Global Privacy Control counts.
     pub gpc: GpcScope,
-    /// What a malformed signal means.
+    /// Effect of a malformed signal.
     pub malformed: Action,
 }
 

@@ -1,4 +1,4 @@
-//! When a slow reader loses its oldest cookies: its lag exceeds the maximum, or its position was evicted.
+//! Skips the oldest cookies of a slow reader, whose lag exceeds the maximum or whose position was evicted.
 
 use std::sync::Arc;
 

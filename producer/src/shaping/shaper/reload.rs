@@ -46,7 +46,7 @@ impl Shaper {
         self.due = 0;
     }
 
-    /// Assigns a limit id to each rule: its current one if it has one, which keeps its used quota.
+    /// Assigns a limit id to each rule. A rule that has an id keeps it, and with it its used quota.
     fn assign_limit_ids(&mut self, rules: &Rules, now: u64) {
         let mut previous = std::mem::take(&mut self.limit_ids);
         let mut changes = Vec::new();
@@ -147,7 +147,7 @@ impl Shaper {
         self.queues.len() - 1
     }
 
-    /// Replaces all reserved slots by slots under the current limits.
+    /// Replaces all reserved slots with slots under the current limits.
     pub(super) fn replan(&mut self, now: u64) {
         let mut reserved: Vec<(usize, u64)> = Vec::new();
         for (index, named) in self.queues.iter().enumerate() {
@@ -176,7 +176,7 @@ impl Shaper {
         }
     }
 
-    /// Finds queues that may hold cookies of DSPs which now have another queue: closing queues, and the queue of unlisted
+    /// Finds queues that may contain cookies of DSPs that now have another queue: closing queues, and the queue of unlisted
     /// DSPs.
     pub(super) fn find_stray_queues(&mut self) {
         let is_stray = |(index, named): &(usize, &NamedQueue)| {

@@ -48,7 +48,7 @@ impl Shares {
 }
 
 impl Shaper {
-    /// Changes the shares. Used quota is kept, so no burst is granted twice, and queued cookies are planned at the new rates.
+    /// Changes the shares. Used quota is kept, so no burst is granted twice. Queued cookies are planned at the new rates.
     pub(in crate::shaping) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
         let now = now.max(self.latest);
         self.shares = shares;
