@@ -19,7 +19,7 @@ pub(super) fn connections(config: &Config) -> (usize, usize) {
             files,
             http_connections = effective.0,
             grpc_connections = effective.1,
-            "open-file limit too low for the configured connections"
+            "connection limits reduced, because the open-file limit is too low"
         );
     }
     effective
