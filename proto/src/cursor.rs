@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
-/// Position of a client on a producer: the newest sequence it has of an epoch, or 0.
+/// Position of a client on a producer: the newest sequence number that it has of an epoch, or 0.
 ///
-/// Positions of one epoch are ordered by sequence. Epochs have no order, so positions of different epochs do not compare.
+/// Positions of one epoch are ordered by sequence number. Positions of different epochs have no order.
 ///
 /// ```
 /// use cookiesync_proto::cursor::Position;
@@ -19,7 +19,7 @@ use std::cmp::Ordering;
 pub struct Position {
     /// The epoch.
     pub epoch: u64,
-    /// The newest sequence that need not be redelivered.
+    /// The newest sequence number that need not be resent.
     pub sequence: u64,
 }
 

@@ -7,7 +7,7 @@
 //! | buyer uid | 1 to [`BUYER_UID_BYTES_MAX`] | UTF-8 without control characters |
 //! | subscriber name, producer id | 1 to [`SUBSCRIBER_NAME_BYTES_MAX`] | UTF-8 without control characters |
 //!
-//! Two checks differ from the table. The edge rejects user ids with a comma, because a comma or semicolon can end an HTTP cookie
+//! Two checks differ from the table. The edge rejects user ids with a comma, because a comma can end an HTTP cookie
 //! ([`check_user_cookie`]). A node accepts control characters in buyer uids, because the producer has checked them
 //! ([`is_buyer_uid_of_stream`]).
 //!
@@ -87,7 +87,7 @@ pub fn check_name(name: &str) -> Result<(), InvalidId> {
 #[inline]
 fn check_text(text: &str, bytes_max: usize) -> Result<(), InvalidId> {
     check_length(text.as_bytes(), bytes_max)?;
-    // ASCII control characters are below space or 0x7F; the others begin with 0xC2.
+    // ASCII control characters are below space, or 0x7F. All others are encoded as 0xC2 and a second byte.
     let is_harmless = |byte: u8| byte >= b' ' && byte != 0x7f && byte != 0xc2;
     if !all(text.as_bytes(), is_harmless) && text.chars().any(char::is_control) {
         return Err(InvalidId::Character);

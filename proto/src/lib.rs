@@ -1,7 +1,7 @@
 //! The wire protocol between producers and their clients: messages, limits, and the encoding of cookies and chunks.
 //!
 //! A client needs only this crate: open a stream with [`client::subscribe`], decode each message with
-//! [`wire::StreamMessage::decode`], and keep the last sequence as the cursor for the next call.
+//! [`wire::StreamMessage::decode`], and keep the last sequence number as the cursor for the next call.
 //!
 //! ```no_run
 //! use cookiesync_proto::{client, v1::SubscribeRequest, wire::StreamMessage};
@@ -29,10 +29,10 @@
 //!
 //! # Guarantees
 //!
-//! - A producer numbers its cookies densely within an epoch, from 1. On a stream, each [`v1::Chunk`] begins one after the end of
-//!   the previous chunk or [`v1::Gap`]. A client that receives anything else has found a bug and reconnects from its cursor.
+//! - A producer numbers the cookies of an epoch consecutively from 1. On a stream, each [`v1::Chunk`] begins right after the end
+//!   of the previous chunk or [`v1::Gap`]. Anything else is a bug of the producer: the client reconnects from its cursor.
 //! - [`v1::Hello`] is the first event. [`v1::Goodbye`] is the last one if the producer drains.
-//! - A cursor is the newest sequence that the client *has*. Cursors compare only within one epoch ([`cursor`]).
+//! - A cursor is the newest sequence number that the client *has*. Only cursors of one epoch can be compared ([`cursor`]).
 //! - Of two cookies of one user and DSP, the [`newest`] wins. It may have arrived first, because cookies can have an age. A client
 //!   that applies ages sets `supports_age` in its request.
 //! - All ids are valid ([`ids`]).

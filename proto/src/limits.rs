@@ -8,7 +8,7 @@ pub const USER_ID_BYTES_MAX: usize = 64;
 /// Maximum bytes of a buyer uid, after percent-decoding.
 pub const BUYER_UID_BYTES_MAX: usize = 256;
 
-/// Maximum time between events of a stream. A client may close a stream that is silent for three times as long.
+/// Maximum time between events of a stream. A client may close a stream after three times as long without an event.
 pub const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum bytes of the name of a subscriber or the id of a producer.
@@ -23,8 +23,8 @@ pub const CONTRACTS_MAX: usize = 1024;
 /// Maximum age of a cookie in microseconds: 7 days. Decoders clamp larger ages to it.
 pub const AGE_MICROS_MAX: u64 = 7 * 24 * 3600 * 1_000_000;
 
-/// Maximum age of a client's time for a match or a deletion, in microseconds: 25 hours. Older ones are rejected,
-/// because they could restore a deleted cookie.
+/// Maximum age of the time that an API client sets for a match or a deletion, in microseconds: 25 hours. Older requests
+/// are rejected, because they could restore a deleted cookie.
 pub const DELETION_HORIZON_MICROS: u64 = 25 * 3600 * 1_000_000;
 
 /// Maximum bytes of a request message, enough for [`CURSORS_MAX`] cursors.
@@ -41,8 +41,8 @@ pub const CHUNK_BYTES_MAX: usize = 1024 * 1024;
 /// Minimum chunk size that can be configured: a few cookies of maximum size.
 pub const CHUNK_BYTES_MIN: usize = 4 * 1024;
 
-/// Minimum DATA frame that h2 (0.4.16 and later) does not count as small. It closes a connection with too many small unread
-/// frames.
+/// Minimum bytes of a DATA frame that h2 (0.4.16 and later) does not count as small. h2 closes a connection with too many
+/// small unread frames.
 pub const SMALL_FRAME_BYTES: usize = 256;
 
 /// Maximum message size that a client must accept: a chunk of [`CHUNK_BYTES_MAX`] plus the largest cookie, rounded up.

@@ -1,8 +1,8 @@
 //! Newest wins: which of two cookies of one (user, DSP) pair replaces the other.
 //!
-//! The cookie accepted later wins: chunk time minus cookie age
-//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)). For equal times the later arrival wins; from one producer, that is
-//! the cookie with the higher sequence.
+//! The cookie accepted later wins. Its acceptance time is the chunk time minus its age
+//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)). For equal times the later arrival wins; from one
+//! producer, that is the cookie with the higher sequence number.
 //!
 //! Both times must have the same unit. A consumer's batch and its embedded store use microseconds; MongoDB and the suppression
 //! table use milliseconds.

@@ -77,7 +77,7 @@ pub enum WireError {
     /// A variable-length integer is longer than 64 bits.
     #[error("integer is too long")]
     Varint,
-    /// A field has an unknown wire type, or not the one of its schema.
+    /// A field has an unknown wire type, or one that differs from the schema.
     #[error("field has an unexpected wire type")]
     WireType,
     /// A string is not UTF-8.
@@ -114,8 +114,8 @@ impl CookieRef<'_> {
         self.buyer_uid.is_empty()
     }
 
-    /// Time of acceptance in microseconds since the Unix epoch, for a chunk of `chunk_unix_micros`; 0 if that is less than the
-    /// age.
+    /// Time of acceptance in microseconds since the Unix epoch, given the time of its chunk; 0 if the age exceeds
+    /// `chunk_unix_micros`.
     pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
         chunk_unix_micros.saturating_sub(self.age_micros)
     }
@@ -124,19 +124,19 @@ impl CookieRef<'_> {
 /// Header of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkHeader {
-    /// The epoch of the sequences.
+    /// The epoch of the sequence numbers.
     pub epoch: u64,
-    /// The sequence of the first cookie.
+    /// The sequence number of the first cookie.
     pub first_sequence: u64,
     /// The number of cookies.
     pub count: u32,
-    /// Time when the first cookie was accepted, in microseconds since the Unix epoch; cookies may have an
+    /// Time when the first cookie was accepted, in microseconds since the Unix epoch. A cookie may be older by its
     /// [age](CookieRef::age_micros).
     pub accepted_unix_micros: u64,
 }
 
 impl ChunkHeader {
-    /// The sequence of the last cookie.
+    /// The sequence number of the last cookie.
     ///
     /// # Panics
     /// If the chunk is empty; [`ChunkRef::decode`] never returns an empty chunk.
@@ -251,7 +251,7 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
 /// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix. Omits deletions, which are
 /// only at the start of a chunk, unless `deletions` is set.
 ///
-/// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`]. The result is empty if nothing is left.
+/// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`]. The result is empty if all cookies are omitted.
 ///
 /// # Errors
 /// If the chunk is malformed.
@@ -317,11 +317,11 @@ impl ChunkRef {
     /// Decodes the header of an encoded `Chunk`.
     ///
     /// # Errors
-    /// If the bytes are not a `Chunk`, its count is 0, or its sequences exceed 2^64.
+    /// If the bytes are not a `Chunk`, its count is 0, or its sequence numbers exceed 2^64.
     pub fn decode(body: Bytes) -> Result<Self, WireError> {
         let mut header = ChunkHeader::default();
         let mut fields = Fields::new(&body);
-        // Constant time, because all known writers put the scalar fields first.
+        // Constant time, because all known encoders write the scalar fields first.
         while let Some((field, value)) = fields.next()? {
             match (field, value) {
                 (1, Value::Fixed64(epoch)) => header.epoch = epoch,
@@ -354,7 +354,7 @@ impl ChunkRef {
         &self.body
     }
 
-    /// Iterates over the cookies in sequence order; stops after an error.
+    /// Iterates over the cookies in order; stops after an error.
     ///
     /// In a malformed chunk the number of cookies may differ from the header's count; callers must compare them.
     pub fn cookies(&self) -> impl Iterator<Item = Result<CookieRef<'_>, WireError>> {

@@ -1,7 +1,7 @@
-//! Finds buyer uids that are not ids: macros that an ad server did not replace, and values that stand for a missing id.
+//! Finds buyer uids that are not ids: macros that an ad server did not replace, and placeholders for a missing id.
 //!
-//! Pure, without allocation. An id of a usual form costs one vectorized pass over its bytes and a few comparisons. Only
-//! a value with a character of a macro is examined further, in linear time, before and after one more percent-decoding.
+//! Pure, without allocation. An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a value
+//! with a character that macros use is examined further, as it is and percent-decoded once more. This takes linear time.
 
 use percent_encoding::percent_decode;
 use serde::Deserialize;
@@ -14,11 +14,11 @@ use crate::limits::BUYER_UID_BYTES_MAX;
 pub enum Flaw {
     /// A macro that was not replaced, such as `${USER_ID}`.
     Macro,
-    /// A value that stands for a missing id, such as `null`.
+    /// A placeholder for a missing id, such as `null`.
     Sentinel,
 }
 
-/// Sentinels, in any case.
+/// Sentinels, matched case-insensitively.
 const SENTINELS: [&[u8]; 7] = [
     b"-1",
     b"null",
@@ -29,7 +29,7 @@ const SENTINELS: [&[u8]; 7] = [
     b"[object object]",
 ];
 
-/// Published macros that have the form of an id.
+/// Published macros that look like an id.
 const WORDS: [&str; 5] = [
     "BUYERUID",
     "NTV_USER_ID",
@@ -38,7 +38,7 @@ const WORDS: [&str; 5] = [
     "xxEMODO_IDxx",
 ];
 
-/// Forms of an entire macro around a name.
+/// Start and end of a value that is a macro with any name.
 const FORMS: [(&[u8], &[u8]); 5] = [
     (b"[", b"]"),
     (b"{", b"}"),
@@ -47,17 +47,17 @@ const FORMS: [(&[u8], &[u8]); 5] = [
     (b"%%", b"%%"),
 ];
 
-/// Forms of an entire macro around a name in capitals. Ids have these forms, too, with other names.
+/// Start and end of a value that is a macro with a name in capitals. With other names, it may be an id.
 const CAPITAL_FORMS: [(&[u8], &[u8]); 4] =
     [(b"%", b"%"), (b"#", b""), (b"@", b"@"), (b"__", b"__")];
 
-/// Forms of a macro around a name, anywhere in a value.
+/// Start and end of a macro that may be anywhere in a value.
 const INNER_FORMS: [(&[u8], &[u8]); 3] = [(b"${", b"}"), (b"{{", b"}}"), (b"%%", b"%%")];
 
-/// The flaw of a buyer uid; `None` for an id. `macros` are further macros that have the form of an id.
+/// The flaw of a buyer uid; `None` for an id. `macros` are additional macros that look like an id.
 pub fn flaw(uid: &str, macros: &[String]) -> Option<Flaw> {
     let bytes = uid.as_bytes();
-    // Without a branch per byte, so that it is vectorized.
+    // No branch per byte, so that the compiler vectorizes the loop.
     let has_mark = bytes.iter().fold(false, |found, byte| {
         found | matches!(byte, b'$' | b'{' | b'%')
     });
@@ -83,7 +83,7 @@ fn flaw_of_marked(bytes: &[u8], macros: &[String]) -> Option<Flaw> {
     })
 }
 
-/// The flaw of a value without the characters of a macro.
+/// The flaw of a value that is a sentinel, or a known macro that looks like an id.
 fn flaw_of_plain(bytes: &[u8], macros: &[String]) -> Option<Flaw> {
     let is_bytes = |word: &str| word.as_bytes() == bytes;
     if is_sentinel(bytes) {
@@ -138,7 +138,7 @@ fn is_macro(bytes: &[u8]) -> bool {
         || INNER_FORMS.iter().any(|form| contains_macro(bytes, *form))
 }
 
-/// Whether the bytes are a name after at least one `$`, and before any number of them.
+/// Whether the bytes are a name after one or more `$` and before any number of `$`.
 fn is_shell_variable(bytes: &[u8]) -> bool {
     let is_dollar = |byte: &u8| *byte == b'$';
     let start = bytes.iter().take_while(|&it| is_dollar(it)).count();
@@ -146,7 +146,7 @@ fn is_shell_variable(bytes: &[u8]) -> bool {
     start > 0 && end.is_some_and(|end| is_name(&bytes[start..=end]))
 }
 
-/// The names do not overlap, because they contain no `open`. So the time is linear.
+/// Whether the bytes contain a macro of this form. Linear, because no name contains `open`.
 fn contains_macro(bytes: &[u8], (open, close): (&[u8], &[u8])) -> bool {
     (0..bytes.len()).any(|at| {
         let Some(rest) = bytes[at..].strip_prefix(open) else {
@@ -170,7 +170,7 @@ fn is_name_byte(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_.: -".contains(byte)
 }
 
-/// Whether the bytes are at least three capitals, digits and underscores.
+/// Whether the bytes are a capital and at least two more capitals, digits or underscores.
 fn is_capital_name(bytes: &[u8]) -> bool {
     let is_allowed = |byte: &u8| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_');
     matches!(bytes, [b'A'..=b'Z', _, _, ..]) && bytes.iter().all(is_allowed)

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::limits::AGE_MICROS_MAX;
 
-/// The first encoded cookie in the output of [`put_cookie`](super::put_cookie), and the number of bytes of its field.
+/// The first encoded cookie in the output of [`put_cookie`](super::put_cookie), and the bytes that its field takes there.
 ///
 /// # Errors
 /// If the bytes do not begin with a cookie.
@@ -23,7 +23,7 @@ pub fn first_cookie(cookies: &[u8]) -> Result<(&[u8], usize), WireError> {
 /// The DSP of an encoded `Cookie`, without decoding further fields; 0 if it has none.
 ///
 /// # Errors
-/// If the bytes up to it are not a `Cookie`.
+/// If the bytes before the DSP are not a valid start of a `Cookie`.
 #[inline]
 pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
     let mut fields = Fields::new(encoded);

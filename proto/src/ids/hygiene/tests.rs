@@ -1,4 +1,4 @@
-//! Tests with the published macros, and with random ids of usual forms.
+//! Tests with the published macros, and with random ids of common forms.
 
 use super::*;
 
@@ -180,7 +180,7 @@ fn macros_of_a_dsp_are_found_also_percent_encoded() {
 
 #[test]
 fn hostile_values_are_examined_in_one_pass() {
-    // The raw value of a parameter is as long as a request.
+    // The raw value of a parameter can be as long as a request.
     for part in ["${", "%%1", "%25", "{{a", "$", "%"] {
         check(&[&part.repeat(16_000 / part.len())], None);
     }
