@@ -1,4 +1,4 @@
-//! Generates the protocol's types and client from `proto/`, without an installed `protoc`.
+//! Generates the protocol's types and client from `proto/`. Needs no installed `protoc`.
 
 use std::{env, error::Error, fs, path::Path};
 

@@ -20,7 +20,7 @@ fn main() {
     println!("cargo:rustc-env=COOKIESYNC_PROFILE={profile}");
 }
 
-/// The name of the profile: `dev`, `release` or `dist`. A build script finds it only in its output path.
+/// The name of the profile: `dev`, `release` or `dist`. Only the output path of a build script contains it.
 fn profile() -> String {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     // …/PROFILE/build/PACKAGE-HASH/out
@@ -32,9 +32,9 @@ fn profile() -> String {
     }
 }
 
-/// The commit: `$COOKIESYNC_COMMIT`, which the release build sets, or from git. Uncommitted changes are not marked.
+/// The commit: `$COOKIESYNC_COMMIT`, which the release build sets, or that of git. Uncommitted changes are not marked.
 ///
-/// Debug builds do not query git, because each commit would rebuild every program.
+/// Debug builds do not query git: otherwise each commit would rebuild every program.
 fn commit() -> Option<String> {
     println!("cargo:rerun-if-env-changed=COOKIESYNC_COMMIT");
     let given = env::var("COOKIESYNC_COMMIT").ok();
@@ -42,7 +42,7 @@ fn commit() -> Option<String> {
 }
 
 fn git_commit() -> Option<String> {
-    // Sources unpacked inside another repository have none of its commits.
+    // Sources unpacked inside another repository must not report its commit.
     if env::var("PROFILE").ok()? != "release" || !Path::new("../.git").exists() {
         return None;
     }
@@ -61,7 +61,7 @@ fn git(arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// Whether the text is valid in a line of build script output and as a label.
+/// Whether the text is valid as a line of build script output and as a label.
 fn is_commit(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -1,11 +1,11 @@
 //! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
 //!
 //! It serves only GET and HEAD and is read-only; [`debug`] costs CPU time and is off by default. It has no authentication, so
-//! every program on the machine has access, and a web page may try to use a browser on the machine:
+//! every program on the machine has access. A web page in a browser on the machine may also send requests:
 //!
-//! - A page of another origin can send requests but not read the responses, because no response has a CORS header.
-//! - DNS rebinding would make a page same-origin. So a loopback port accepts only loopback host names. On other addresses
-//!   anyone who reaches the port has access, so host names are not checked.
+//! - A page of another origin cannot read the responses, because no response has a CORS header.
+//! - DNS rebinding would make the page same-origin. So a loopback port accepts only loopback host names. Other addresses
+//!   do not check host names, because every client that reaches the port has access.
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use prometheus::{Encoder, TextEncoder};
 /// Limits of the port, and of other ports for operators.
 pub const LIMITS: Limits = Limits {
     connections_max: 256,
-    // A bidder with many lookup connections from one address leaves connections for probes.
+    // Reserves connections for probes while a bidder opens many lookup connections from one address.
     connections_per_address_max: Some(192),
     request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(75),
@@ -42,8 +42,7 @@ const SCRIPT: &str = concat!(
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Query that keeps the intervals of peak metrics. The status page reads `/metrics` every second with it, so that only scrapes end
-/// intervals.
+/// Query for reading `/metrics` without ending the intervals of peak metrics. The status page sends it every second.
 const KEEP_PEAKS: &str = "keep-peaks";
 
 /// The process-specific part of an admin port.
@@ -56,7 +55,7 @@ pub trait Pages: Send + Sync + 'static {
         None
     }
 
-    /// Serves a request for a path that is not one of the port's own; `None` for "not found".
+    /// Serves a request for a path that the port itself does not serve; `None` for "not found".
     fn page<'a>(
         &'a self,
         _headers: &'a HeaderMap,
@@ -112,7 +111,7 @@ impl Port {
         if self.requires_loopback_host && !caller::has_loopback_host(headers, uri) {
             return text(
                 StatusCode::MISDIRECTED_REQUEST,
-                "this port accepts only localhost and loopback addresses as host\n",
+                "this port accepts only localhost or a loopback address in the Host header\n",
             );
         }
         let is_link = caller::is_navigation(request.headers());

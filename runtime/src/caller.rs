@@ -1,14 +1,14 @@
-//! Checks where a request to a port without authentication comes from: loopback host names and cross-site pages.
+//! Detects requests that web pages send to ports without authentication: foreign host names and cross-site requests.
 
 use http::{HeaderMap, Uri, header};
 
-/// Whether a port without tokens must reject the request: a browser sends it for a page of another site, or to another host.
+/// Whether a port without tokens must reject the request: a browser sends it for a page of another site, or to a host that is not loopback.
 pub fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     is_cross_site(headers) || !has_loopback_host(headers, uri)
 }
 
 /// Whether a browser sends this request for a page of another site. That page cannot read the response, but the request would
-/// cost work.
+/// cost CPU time.
 pub(crate) fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")

@@ -1,4 +1,4 @@
-//! The debug endpoint of the admin port: CPU profiles. They cost CPU time, so they need `--debug-endpoints`.
+//! The debug endpoint of the admin port: CPU profiles. They cost CPU time, so `--debug-endpoints` must enable them.
 
 mod profile;
 
@@ -11,7 +11,7 @@ use super::{
     reply::{Reply, text},
 };
 
-/// Takes a CPU profile.
+/// Path of CPU profiles.
 const PROFILE: &str = "/debug/profile";
 
 /// Whether [`serve`] handles this path.
@@ -19,7 +19,7 @@ pub(super) fn is_page(path: &str) -> bool {
     path.starts_with("/debug")
 }
 
-/// Serves the debug endpoint. A running profile is cancelled by `stop`.
+/// Serves the debug endpoint. `stop` cancels a running profile.
 pub(super) async fn serve(
     enabled: bool,
     request: Request<Incoming>,

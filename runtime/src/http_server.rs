@@ -18,7 +18,7 @@ use crate::{
 /// Maximum bytes of request headers, and of unread responses, per connection.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Responds to requests with `handler` until the stage stops, and then to those in progress. Without `tls`, in plain text.
+/// Responds to requests with `handler` until the stage stops. Requests in progress then still get a response. Plain text without `tls`.
 pub async fn serve<H, F, B>(
     listener: impl Listener,
     tls: Option<Arc<Handshakes>>,

@@ -1,5 +1,5 @@
-//! Code that all processes share: their lifecycle from settings to exit code, logging, signals, listeners, TLS, tokens, metrics,
-//! and the admin port with its status page.
+//! Code that all processes share: lifecycle from settings to exit code, logging, signals, listeners, TLS, tokens, metrics, and
+//! the admin port with its status page.
 
 pub mod admin;
 pub mod caller;
@@ -65,13 +65,13 @@ pub fn unix_micros() -> u64 {
     micros
 }
 
-/// Clocks of simulated hosts. Optimized builds do not have it.
+/// Clocks of simulated hosts. Optimized builds do not have this module.
 #[cfg(debug_assertions)]
 pub mod simulated_clock {
     use std::cell::Cell;
 
     thread_local! {
-        /// How many microseconds [`unix_micros`](super::unix_micros) of this thread is ahead of the system clock.
+        /// Microseconds that [`unix_micros`](super::unix_micros) of this thread adds to the system clock.
         pub static AHEAD: Cell<u64> = const { Cell::new(0) };
     }
 }

@@ -1,8 +1,8 @@
 //! The accept loop of every port, with a bounded number of connections, timeouts and a shared drain.
 //!
-//! A connection is closed if its client takes too long to send request headers, leaves it idle for too long, or does not read.
-//! This costs two relaxed atomic stores per request and one coarse timer per connection. A timeout of `n` seconds fires after
-//! `n` to `1.5 n` seconds.
+//! A connection is closed if its client sends request headers too slowly, is idle for too long, or does not read. This costs
+//! two relaxed atomic stores per request, and one coarse timer per connection. A timeout of `n` seconds fires after `n` to
+//! `1.5 n` seconds.
 
 mod activity;
 pub mod addresses;
@@ -86,7 +86,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage whose task tracker may be shared with others.
+    /// A stage whose task tracker other stages may share.
     pub fn new(tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self {
             tasks,
@@ -110,7 +110,7 @@ impl Stage {
     }
 }
 
-/// Divisor of the idle timeout while more than 80% of the connections are in use, with a minimum.
+/// Divisor of the idle timeout while more than 80% of the connections are in use. The quotient has a minimum.
 const SHORT_IDLE_DIVISOR: u32 = 16;
 const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
 
@@ -157,7 +157,7 @@ impl Metrics {
 /// Binds a listener with a backlog large enough for a burst of new connections.
 ///
 /// # Errors
-/// Names the address and the flag to change it.
+/// An error that names the address and the flag to change it.
 pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     let listen = || -> io::Result<TcpListener> {
         let listener = std::net::TcpListener::bind(address)?;
@@ -180,9 +180,9 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 
 /// Accepts connections until the stage stops, and runs `serve` for each in a task of the stage.
 ///
-/// `serve` receives the stream and the connection's [`Activity`]. It must report each request there, and close its connection
-/// gracefully when the stage stops. Its future is dropped when a limit is exceeded. A connection of one of the `proxies` must begin
-/// with a PROXY header, which precedes `serve`; its address is then the client's.
+/// `serve` receives the stream and the connection's [`Activity`]. It must report each request to the [`Activity`], and close the
+/// connection gracefully when the stage stops. Its future is dropped when a limit is exceeded. A connection from one of the
+/// `proxies` must begin with a PROXY header. The header is read before `serve` runs, and names the client's address.
 ///
 /// `limits` may change. Connection limits apply to new connections and close none. Timeouts apply from the next check of a
 /// connection: after half the shortest previous timeout, at most five seconds.
@@ -312,10 +312,10 @@ impl<S> Port<S> {
         let activity = Arc::clone(&stream.activity);
         if permit.address.is_none() {
             let receiving = timeout(proxy::HEADER_TIMEOUT, proxy::receive(&mut stream));
-            // Boxed, so that other connections need no memory for it.
+            // Boxed, so that other connections reserve no memory for this future.
             match Box::pin(receiving).await {
                 Ok(Ok(client)) => stream.peer = client.unwrap_or(stream.peer),
-                // A health check that only connects.
+                // The client sent nothing, for instance a health check.
                 Ok(Err(_)) if activity.bytes_read.load(Ordering::Relaxed) == 0 => return Ok(()),
                 Ok(Err(_)) => return Err(CloseReason::InvalidProxyHeader),
                 Err(_) => return Err(CloseReason::SlowRequest),
@@ -328,7 +328,7 @@ impl<S> Port<S> {
     }
 }
 
-/// Counts a connection as open until it is dropped. Only the accept loop creates permits, so the gauge is exact there.
+/// Counts a connection as open until it is dropped. Only the accept loop creates permits, so it can rely on the gauge.
 struct ConnectionPermit {
     open: IntGauge,
     /// `None` until the address of the client is known.
@@ -348,7 +348,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// The limits with `open` connections: a nearly full port shortens the idle timeout.
+/// The limits while `open` connections are open: a nearly full port shortens the idle timeout.
 fn with_open(mut limits: Limits, open: usize) -> Limits {
     if open.saturating_mul(5) > limits.connections_max.saturating_mul(4) {
         let short = (limits.idle_timeout / SHORT_IDLE_DIVISOR).max(SHORT_IDLE_MIN);

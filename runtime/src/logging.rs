@@ -61,8 +61,8 @@ impl fmt::Display for Filter {
 impl FromStr for Filter {
     type Err = String;
 
-    /// Parses the syntax of `RUST_LOG`. A word without `=` must be a level: as a module name, a misspelt level would silence
-    /// everything else.
+    /// Parses the syntax of `RUST_LOG`. A word without `=` must be a level: a misspelt level would count as a module name
+    /// and silence everything else.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
@@ -95,7 +95,7 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        // h2 logs a warning per misbehaving frame of a peer, and async_nats passwords at debug. A filter can override this.
+        // h2 warns about every invalid frame of a peer, and async_nats logs passwords at debug. A filter can override this.
         EnvFilter::new(format!("h2=error,async_nats=info,{}", self.0))
     }
 }
@@ -110,7 +110,7 @@ pub enum Format {
     Json,
 }
 
-/// The default filter: that of [`FILTER_VARIABLE`], or `info`.
+/// The default filter: the value of [`FILTER_VARIABLE`], or `info`.
 ///
 /// # Errors
 /// A message for the operator, if the variable is not a valid filter.
@@ -144,7 +144,7 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
         tracing::debug!("logging is already initialized");
         return Ok(Flush(()));
     }
-    // rustls logs warnings about peers, so any client could fill the log. Ports count these errors anyway.
+    // rustls logs warnings about peers, so any client could fill the log. Ports count these errors.
     let libraries = LogTracer::builder().ignore_crate("rustls");
     let libraries = libraries.with_max_level(LevelFilter::Warn).init();
     if let Err(error) = libraries {

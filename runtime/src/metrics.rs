@@ -1,9 +1,8 @@
-//! Metrics infrastructure: a registry that can describe its metrics, process metrics, and metric types that the `prometheus` crate
-//! lacks.
+//! Metrics infrastructure: a registry that can describe its metrics, process metrics, and metric types missing in the `prometheus`
+//! crate.
 //!
-//! The registry of that crate returns only metrics with a value; a metric that has no label values yet does not appear. The
-//! [`Registry`] here also describes those, so that `docs/metrics.md` can be generated from it and is complete. All metrics must be
-//! registered through it.
+//! The registry of that crate omits metrics without label values. This module's [`Registry`] also describes those, so that
+//! `docs/metrics.md`, which is generated from it, is complete. All metrics must be registered through it.
 
 mod family;
 mod handle;
@@ -127,12 +126,12 @@ impl Registry {
         self.scrape_hooks.lock().push(Box::new(hook));
     }
 
-    /// All metrics with a value. Does not call the scrape hooks, so the intervals of peaks continue.
+    /// All metrics with a value. Does not call the scrape hooks, so it does not end the intervals of peaks.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
 
-    /// All metrics with a value, followed by the scrape hooks.
+    /// Returns all metrics with a value, and then calls the scrape hooks.
     pub fn scrape(&self) -> Vec<MetricFamily> {
         let families = self.gather();
         for hook in &*self.scrape_hooks.lock() {
@@ -144,7 +143,7 @@ impl Registry {
     /// Descriptions of all metrics in registration order, including those without a value.
     ///
     /// # Errors
-    /// If a metric was not registered by its definition.
+    /// If a metric was registered without its definition.
     pub fn descriptions(&self) -> anyhow::Result<Vec<MetricDescription>> {
         let families = self.gather().into_iter();
         let mut families: BTreeMap<_, _> = families.map(|it| (it.name().to_owned(), it)).collect();

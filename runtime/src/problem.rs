@@ -8,13 +8,13 @@ use crate::reply::{Reply, content};
 /// A problem type.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Last segment of its URI; empty for `about:blank`, whose meaning is that of its status.
+    /// Last segment of the type's URI; empty for `about:blank`, which means only the status.
     pub name: &'static str,
     /// HTTP status.
     pub status: StatusCode,
-    /// Short description; empty for that of the status.
+    /// Short description; if empty, the reason phrase of the status is used.
     pub title: &'static str,
-    /// How to resolve it; may be empty.
+    /// How to resolve the problem; may be empty.
     pub advice: &'static str,
 }
 
@@ -90,7 +90,7 @@ impl Problem {
         self
     }
 
-    /// The response. A 401 names the kind of token in `WWW-Authenticate`.
+    /// The response. A 401 has the header `WWW-Authenticate: Bearer`.
     pub fn reply(&self) -> Reply {
         let status = self.kind.status;
         let mut body = self.members.clone();

@@ -15,8 +15,8 @@ use crate::{
     signals::{Signals, drain_on_signals},
 };
 
-/// Runs a server with these arguments, program name first. `serve` serves until a shutdown signal, then drains. Returns the exit
-/// code.
+/// Runs a server with these arguments, program name first. `serve` must serve until a shutdown signal, then drain. Returns the
+/// exit code.
 pub fn main<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
     serve: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
@@ -26,7 +26,7 @@ pub fn main<A: Settings>(
         Err(code) => return code,
     };
     let common = A::common(&settings.config);
-    // Many files contain user ids, and libraries create some of them; only the owner may read them.
+    // Only the owner may read new files: many contain user ids, and libraries create some of them.
     umask(Mode::RWXG | Mode::RWXO);
     let _flush = match logging::init(&common.log_filter, common.log_format) {
         Ok(flush) => flush,

@@ -29,7 +29,7 @@ struct Reason<'a> {
 /// The body of `/readyz`.
 #[derive(Serialize)]
 struct Readiness<'a> {
-    /// Whether every component is ready. Decides the status: 200 or 503.
+    /// Whether every component is ready. Determines the status: 200 or 503.
     ready: bool,
     /// The components that are not ready.
     reasons: Vec<Reason<'a>>,

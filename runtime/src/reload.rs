@@ -1,11 +1,11 @@
 //! Reloads files that change while a process runs: certificates, keys, tokens, limits, settings.
 //!
-//! At startup, their errors are config errors. Then their contents are polled every [`POLL_INTERVAL`]. Valid contents replace
-//! the current value; invalid contents change nothing and are reported once.
+//! At startup, invalid files are config errors. Then a task polls their contents every [`POLL_INTERVAL`]. Valid contents
+//! replace the current value. Invalid contents change nothing and are reported once.
 //!
 //! Files that belong together, such as a certificate and its key, do not match while only one is replaced. So contents count as
-//! invalid only if two polls find them unchanged. They are then parsed at every poll, because the error may be in another
-//! file that they name.
+//! invalid only if two polls find them unchanged. Invalid contents are parsed at every poll, because the error may be in
+//! another file that they name.
 
 use std::{
     fmt,
@@ -39,7 +39,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a file: far larger than any list of certificates, and harmless in memory.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Time before expiry at which a certificate is reported.
+/// Time before its expiry at which a certificate is reported, in seconds.
 const EXPIRES_SOON_SECONDS: i64 = 7 * 24 * 3600;
 
 /// A file with the flag that names it.
@@ -127,9 +127,9 @@ impl<S: Source> fmt::Debug for Reloader<S> {
 #[derive(Debug)]
 pub(crate) struct ChangeDetector {
     fingerprint: u64,
-    /// Whether the contents are new and invalid: the change may be incomplete.
+    /// Whether the contents were new and invalid at the last poll: the change may be incomplete.
     is_pending: bool,
-    /// The error of the contents, once it was reported.
+    /// The error of the contents, if it was reported.
     error: Option<String>,
 }
 
@@ -214,7 +214,7 @@ impl<S: Source> Reloader<S> {
         self.detector.lock().error.clone()
     }
 
-    /// Keeps the value up to date until `stop`, and calls `apply` with each new one. Does not wait for a blocked file system then.
+    /// Keeps the value up to date until `stop`, and calls `apply` with each new one. A blocked file system does not delay `stop`.
     pub fn watch(
         self: Arc<Self>,
         metrics: Metrics,
@@ -287,8 +287,8 @@ fn read(source: &impl Source) -> Result<Vec<Vec<u8>>, Vec<String>> {
     }
 }
 
-/// Calls `check` every [`POLL_INTERVAL`], and with `true` at each signal, until `stop`. Runs on a blocking thread, and does not
-/// wait for a blocked file system at `stop`.
+/// Calls `check` every [`POLL_INTERVAL`], and with `true` at each signal, until `stop`. Runs on a blocking thread; a blocked
+/// file system does not delay `stop`.
 ///
 /// # Errors
 /// If `check` panics or the runtime shuts down.

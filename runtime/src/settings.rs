@@ -4,7 +4,7 @@
 //! [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same in capitals,
 //! prefixed with the program name. So every setting has all three forms.
 //!
-//! clap reports only the first error, so each value is validated separately and all errors are reported together, with those
+//! clap reports only the first error. So each value is validated separately, and all errors are reported together with those
 //! of the file.
 //!
 //! [`info_commands`] has the flags that print something and exit. [`live_config`] reloads settings at runtime.
@@ -36,7 +36,7 @@ pub use self::{
 };
 use crate::{VERSION, reload::NamedFile};
 
-/// The flag with the path of the file, the only setting that the file cannot contain.
+/// The flag with the path of the file. It is the only setting that the file cannot contain.
 const FILE: &str = "config";
 
 /// The command line of a process.
@@ -44,7 +44,7 @@ pub trait Settings: Parser + 'static {
     /// The validated settings.
     type Config: Send + 'static;
 
-    /// Converts settings whose values are each valid, and checks constraints between them. Records all errors.
+    /// Converts settings with valid values, and checks constraints between them. Records all errors.
     fn check(self, errors: &mut ConfigErrors) -> Self::Config;
 
     /// The settings that every process shares.
@@ -125,7 +125,7 @@ pub fn load<A: Settings>(
 
 /// Explanation of the sources in the long help.
 const SOURCES: &str = "Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with underscores); \
-                     the flag wins, then the environment, then the file.";
+                     the flag has priority, then the environment, then the file.";
 
 /// The command line of `A` with an environment variable for each setting.
 pub fn command<A: Settings>() -> Command {

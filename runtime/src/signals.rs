@@ -22,7 +22,7 @@ impl Signals {
     /// SIGTERM and SIGINT, the shutdown signals.
     ///
     /// # Errors
-    /// If the handler cannot be installed; as below.
+    /// If the handler cannot be installed.
     pub fn terminate() -> io::Result<Self> {
         Self::install(&[SignalKind::terminate(), SignalKind::interrupt()])
     }
@@ -35,7 +35,7 @@ impl Signals {
         Self::install(&[SignalKind::hangup()])
     }
 
-    /// All three, for a program that stops with its terminal.
+    /// SIGTERM, SIGINT and SIGHUP, for a program that must stop when its terminal closes.
     ///
     /// # Errors
     /// As above.

@@ -1,9 +1,8 @@
 //! TLS 1.2 and 1.3, with certificates from PEM files that are reloaded when they change.
 //!
-//! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed: connections
-//! stay open for days, so resumption would save nothing, and no session outlives the certificates that it was verified
-//! with. Expired certificates are logged but used, because a process that does not start is worse than one that some
-//! peers reject.
+//! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed, so that none
+//! outlives the certificates that verified it. Resumption would save nothing, because connections stay open for days.
+//! Expired certificates are logged but used: a process that some peers reject is better than one that does not start.
 
 pub mod client;
 mod pem;
@@ -17,7 +16,7 @@ use rustls::crypto::CryptoProvider;
 /// The application protocol of gRPC.
 const HTTP2: &[u8] = b"h2";
 
-/// The cryptography provider, chosen here so that features of other crates do not affect it.
+/// The cryptography provider, chosen explicitly so that features of other crates cannot change it.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,7 +1,7 @@
 //! Bearer tokens, one per line of a file that is reloaded when it changes.
 //!
 //! A server accepts every token of its file; a client sends the first of its own. To rotate a token without rejections, add the
-//! new one to the server's file, then replace the clients' files, then remove the old one from the server's file.
+//! new one to the server's file, replace the clients' files, and remove the old one from the server's file.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
@@ -22,7 +22,7 @@ pub const TOKENS_MAX: usize = 64;
 /// Maximum bytes of a client's name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// What the lines of a token file permit.
+/// Permissions that a line of a token file grants.
 pub trait Permissions: fmt::Debug + Send + Sync + Sized + 'static {
     /// Name of the files in metrics and the log.
     const FILES: &'static str;
@@ -30,7 +30,7 @@ pub trait Permissions: fmt::Debug + Send + Sync + Sized + 'static {
     /// The words of a line, beginning with `NAME TOKEN`; `None` for files that have only a token per line.
     const LINE: Option<&'static str>;
 
-    /// Parses the words after the token, of which there are as many as in [`LINE`](Self::LINE).
+    /// Parses the words after the token. The caller has checked their number against [`LINE`](Self::LINE).
     ///
     /// # Errors
     /// A message about these words.
@@ -51,7 +51,7 @@ impl Permissions for () {
 pub struct Client<P = ()> {
     /// Its name; empty if the file has no names.
     pub name: String,
-    /// What it may do.
+    /// Its permissions.
     pub permissions: P,
 }
 
@@ -94,13 +94,13 @@ impl<P: Permissions> Source for File<P> {
     }
 }
 
-/// Why a request has no valid token.
+/// Why authentication of a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It has none.
+    /// The request has no token.
     #[error("missing token; send the header authorization: Bearer TOKEN")]
     Missing,
-    /// The file does not have it.
+    /// The file does not contain the token.
     #[error("invalid token")]
     Invalid,
 }
@@ -135,10 +135,10 @@ impl<P: Permissions> Tokens<P> {
         }
     }
 
-    /// The client of a request. Compares in constant time per length.
+    /// Returns the client of a request. Comparing tokens of equal length takes constant time.
     ///
     /// # Errors
-    /// If it has no token of the file.
+    /// If the request has no token of the file.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Arc<Client<P>>, TokenError> {
         let candidate = bearer(headers).ok_or(TokenError::Missing)?;
         let mut found = None;

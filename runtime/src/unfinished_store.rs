@@ -1,7 +1,7 @@
 //! Removes an embedded store (fjall) whose creation was interrupted.
 //!
-//! fjall creates the lock file, an empty journal and a directory for keyspaces, then writes the file `version`. If that file is
-//! missing or empty (full disk), the store can be neither opened nor created. It contains no data.
+//! fjall creates the lock file, an empty journal and a directory for keyspaces, and then writes the file `version`. If that
+//! file is missing or empty (full disk), fjall can neither open nor create the store, which has no data yet.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -34,7 +34,7 @@ pub fn remove(dir: &Path) -> io::Result<bool> {
     }
     let lock = OpenOptions::new().append(true).open(dir.join(LOCK))?;
     let Ok(_lock) = FileLock::acquire(lock) else {
-        // Opening the store reports this.
+        // The caller opens the store, which then reports the lock.
         return Ok(false);
     };
     // Fails if the directory is not empty.

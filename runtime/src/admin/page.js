@@ -62,7 +62,7 @@ const card = (parent, { title, headline: [value, show], notes, graph: hasGraph, 
   };
 };
 
-// Reuses the row element of a key as long as the key exists.
+// Reuses the row element of a key while the key exists.
 const tableRows = (body) => {
   const rows = new Map();
   return (items) => {

@@ -1,7 +1,7 @@
 "use strict";
 // The status page of every process. It reads /metrics and /readyz every second and shows the contents listed in PROGRAMS. Rates
-// cover the last second, quantiles the last ten; graphs begin when the page is opened.
-// Untrusted text is only put into text nodes.
+// cover the last second, and quantiles the last ten seconds. Graphs begin when the page is opened. Untrusted text is only put
+// into text nodes.
 
 const el = (id) => document.getElementById(id);
 const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
@@ -157,7 +157,7 @@ const PROGRAMS = {
         ["delay p99", quantile("producer_limits_delay_seconds", 0.99), time],
         ["dropped", now("producer_limits_dropped_cookies_total"), short, badIfAny],
         ["dead letters", now("producer_limits_dead_cookies"), short],
-        ["parked", now("producer_limits_parked_cookies"), short],
+        ["parked dead letters", now("producer_limits_parked_cookies"), short],
         ["share", now("producer_limit_share"), percent],
       ] },
       counterTable("Requests by outcome", "producer_edge_requests_total", "outcome", "requests"),

@@ -1,7 +1,7 @@
 //! One connection to one address, with or without TLS, that records why it failed.
 //!
-//! HTTP/2 reports little about the cause of a connection error. So this module records errors of the TLS library, and
-//! whether the first bytes show that a plain connection reached a TLS port.
+//! An HTTP/2 error says little about the cause of a connection error. So this module records errors of the TLS library,
+//! and detects by the first bytes that a plain connection reached a TLS port.
 
 use std::{
     io::{self, IoSlice},
@@ -40,10 +40,10 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// A connector to `address` as `host`, with TLS if `https`, and the current certificates and token.
+    /// A connector to `address` as `host`, with TLS if `https`. Uses the current certificates and token.
     ///
     /// # Errors
-    /// A message for the operator, if TLS has no authorities or the host is not a valid certificate name.
+    /// A message for the operator, if `--tls-ca` is missing or the host is not a valid certificate name.
     pub fn new(
         network: &Arc<dyn Network>,
         address: SocketAddr,
@@ -90,7 +90,7 @@ impl Connector {
                     .map(TokioIo::new)
             }
         });
-        // Boxed, because Rust 1.90 cannot otherwise prove that futures awaiting it are `Send`.
+        // Boxed, because Rust 1.90 otherwise fails to prove that futures awaiting it are `Send`.
         let connecting: Pin<Box<dyn Future<Output = _> + Send>> =
             Box::pin(endpoint.connect_with_connector(connector));
         connecting.await
@@ -106,7 +106,7 @@ impl Connector {
         request
     }
 
-    /// Why the connection failed, if more is known than the error of the call.
+    /// Why the connection failed, if this is more specific than the error of the call.
     pub fn failure(&self) -> Option<&str> {
         self.failure.0.get().map(String::as_str)
     }
@@ -125,7 +125,7 @@ async fn open(
             Err(error) => {
                 failure.record(&error);
                 if error.kind() == io::ErrorKind::UnexpectedEof {
-                    failure.set("connection closed during the TLS handshake; the port has no TLS, or too many connections");
+                    failure.set("connection closed during the TLS handshake: the port has no TLS, or too many connections");
                 }
                 return Err(error);
             }
@@ -156,8 +156,8 @@ impl FailureReason {
 
 /// A connection that records its errors.
 ///
-/// The peer may have sent the reason before it closed the connection. So write errors are hidden, and the reader receives the
-/// reason and then the end of the stream.
+/// The peer may have sent the reason before it closed the connection. So write errors are hidden: the reader then receives
+/// this reason, followed by the end of the stream.
 struct RecordingStream {
     stream: Box<dyn ByteStream>,
     /// True until the first bytes of a plain connection arrive.
@@ -190,7 +190,7 @@ impl AsyncRead for RecordingStream {
         {
             self.detects_alert = false;
             if *first == TLS_ALERT {
-                let reason = "the port speaks TLS: use https:// instead of http://";
+                let reason = "the port requires TLS: use https:// instead of http://";
                 self.failure.set(reason);
             }
         }

@@ -4,13 +4,13 @@
 //! space and the number of samples. `inferno-flamegraph`, `flamegraph.pl` and speedscope read it.
 //!
 //! The sampling timer is per process, so only one profile runs at a time. Threads inside the C library or the unwinder are not
-//! sampled, because unwinding them in a signal handler could deadlock on a lock that they hold. So time in system calls is
-//! missing; `perf` shows it.
+//! sampled: unwinding them in a signal handler could deadlock on one of their locks. So time in system calls is missing;
+//! `perf` shows it.
 //!
-//! In a static program these libraries cannot be excluded. In such a program only panic unwinding could hold a lock. It
-//! holds none if the unwinder finds its tables without a lock, which is the case with libgcc 12 and glibc 2.35 or later
-//! in a position-independent program. `deploy/build-static` rejects an older glibc, `.ci/image` other kinds of
-//! programs. (Tested with three allocating threads, sampled 1,000 times per second for 20 s.)
+//! A static program cannot exclude these libraries; there, only panic unwinding could hold a lock. With libgcc 12 and
+//! glibc 2.35 or later, the unwinder of a position-independent program finds its tables without a lock.
+//! `deploy/build-static` rejects an older glibc, and `.ci/image` rejects other kinds of programs. (Tested with three
+//! allocating threads, sampled 1,000 times per second for 20 s.)
 
 use std::{
     convert::Infallible,
@@ -28,13 +28,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reply::{Reply, text};
 
-/// Samples per second of CPU time; not 100, to avoid lockstep with timers.
+/// Samples per second of CPU time. Not 100, to avoid lockstep with timers.
 const FREQUENCY: i32 = 99;
 
 /// Maximum duration of a profile, in seconds.
 const SECONDS_MAX: u64 = 60;
 
-/// Duration of a profile without `seconds`.
+/// Default duration of a profile, in seconds.
 const SECONDS_DEFAULT: u64 = 10;
 
 /// Libraries whose locks a sample must not wait for.
@@ -63,7 +63,7 @@ fn duration_of(query: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{query:?}: use seconds=N with N from 1 to {SECONDS_MAX}"))
 }
 
-/// Takes a profile of the requested duration; cancelled by `stop`.
+/// Responds with a profile of the requested duration. `stop` cancels the profile.
 pub(super) async fn serve(uri: Uri, stop: CancellationToken) -> Reply {
     let duration = match duration_of(uri.query().unwrap_or_default()) {
         Ok(duration) => duration,
@@ -109,7 +109,7 @@ fn take(
     Ok(report.data.iter().map(folded).collect())
 }
 
-/// Checks that temporary files can be created. The profiler spills to one, and never retries if creating it fails once.
+/// Checks that temporary files can be created. The profiler needs one for large profiles, and never retries if creating it fails.
 fn check_temporary_files() -> anyhow::Result<()> {
     let file = NamedTempFile::new().with_context(|| {
         let dir = env::temp_dir();

@@ -66,10 +66,10 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Records that the headers of a request were received, or data before the first request: a PROXY header, or a TLS
-    /// handshake. Later bytes belong to the next request.
+    /// Records that the headers of a request were received, or data before the first request: a PROXY header or a TLS
+    /// handshake. Later bytes count toward the next request.
     pub fn request(&self) {
-        // Only one task writes these, so separate loads and stores suffice.
+        // Only one task writes these counters, so separate loads and stores suffice.
         let requests = self.requests.load(Ordering::Relaxed);
         self.requests.store(requests + 1, Ordering::Relaxed);
         let bytes_read = self.bytes_read.load(Ordering::Relaxed);
@@ -119,7 +119,7 @@ pub struct InProgress(Arc<Activity>);
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        // Body bytes received so far do not belong to the next request.
+        // Body bytes received so far do not count toward the next request.
         let bytes_read = self.0.bytes_read.load(Ordering::Relaxed);
         let at_request = &self.0.bytes_read_at_request;
         at_request.store(bytes_read, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Limits the connections per client address.
 //!
 //! Costs one lock when a connection opens and one when it closes, and a map entry per address with connections. IPv6
-//! addresses count by their /64 network, which usually belongs to one customer or machine.
+//! addresses are counted per /64 network, which usually belongs to one customer or machine.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub struct AddressPermit {
 }
 
 impl Addresses {
-    /// Acquires a permit for a connection from `address`; `None` if it already has `each_max` (at least one).
+    /// Acquires a permit for a connection from `address`; `None` if the address already has `each_max` permits. Treats 0 as 1.
     pub fn acquire(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut open = self.0.lock();

@@ -15,8 +15,8 @@ pub struct Limits {
     /// Maximum time from the first byte of a request to the end of its headers. If a read contains the end of one request and
     /// the start of the next, the idle timeout applies instead. `None` for protocols that send more than requests.
     pub request_timeout: Option<Duration>,
-    /// Maximum time without a request in progress. While more than 80% of the connections are in use: 1/16 of it, at least
-    /// one second.
+    /// Maximum time without a request in progress. While more than 80% of the connections are in use, the maximum is 1/16
+    /// of it, but at least one second.
     pub idle_timeout: Duration,
     /// Maximum time that a write may block because the client does not read; `None` for protocols with their own flow
     /// control.

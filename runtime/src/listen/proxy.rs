@@ -1,8 +1,8 @@
 //! PROXY protocol headers, version 2. A load balancer sends one at the start of a connection to report the client's
 //! address.
 //!
-//! Any client can send such a header, so it is read only from configured networks. Version 1 is rejected. The format is at
-//! <https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>.
+//! Any client can send a header, so only headers from configured networks are read. Version 1 is rejected. The format is
+//! at <https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>.
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ impl Proxies {
 /// load balancer itself (such as a health check), or names neither an IPv4 nor an IPv6 address.
 ///
 /// # Errors
-/// If the stream ends, or begins with anything else than a header of at most [`HEADER_BYTES_MAX`] bytes.
+/// If the stream ends, or does not begin with a header of at most [`HEADER_BYTES_MAX`] bytes.
 pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<IpAddr>> {
     let mut header = [0; HEADER_BYTES_MAX];
     stream.read_exact(&mut header[..PREFIX_BYTES]).await?;
@@ -59,7 +59,7 @@ pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option
     let client = match (header[12], header[13]) {
         // A connection of the load balancer; the family is ignored.
         (0x20, _) => return Ok(None),
-        // Unknown, UDP and Unix sockets. The specification requires to use the address of the connection.
+        // Unknown, UDP and Unix sockets. For these, the specification prescribes the address of the connection.
         (0x21, 0x00 | 0x12 | 0x22 | 0x31 | 0x32) => return Ok(None),
         (0x21, 0x11) if addresses.len() >= 12 => {
             addresses.first_chunk::<4>().copied().map(Into::into)

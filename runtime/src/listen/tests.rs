@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(20)),
 };
 
-/// Checks the connection every five simulated seconds, applying `act` before each check; compares when and why it is closed.
+/// Checks a connection every five simulated seconds, after calling `act`. Compares the second and the reason of its end.
 #[track_caller]
 fn check(act: impl Fn(u64, &Activity), expected: Option<(u64, CloseReason)>) {
     let activity = Activity::default();

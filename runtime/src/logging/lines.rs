@@ -1,8 +1,8 @@
 //! A bounded buffer of log lines, and a thread that writes them to standard error.
 //!
 //! Logging never blocks. If standard error is not read (a blocked pipe or a stopped terminal), blocking writes would stop
-//! every thread of the runtime, one line at a time. When the buffer is full, lines are dropped and counted; one line reports
-//! their number once writing continues.
+//! one thread of the runtime after another. When the buffer is full, lines are dropped and counted. When writing resumes,
+//! one line reports their number.
 
 use std::{
     io::{self, Write},
@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// Maximum size of the buffer: minutes of a busy log. The writing thread holds up to as much again.
+/// Maximum bytes of the buffer: minutes of a busy log. The writing thread has up to the same size again.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
 /// Handle of the buffer; clones share it.
@@ -26,9 +26,9 @@ pub(super) struct Lines(Arc<Queue>);
 #[derive(Debug, Default)]
 struct Queue {
     pending: Mutex<Pending>,
-    /// The buffer has lines.
+    /// Notified when the buffer has lines.
     filled: Condvar,
-    /// All lines are written.
+    /// Notified when all lines are written.
     emptied: Condvar,
     dropped: AtomicU64,
 }
@@ -37,7 +37,7 @@ struct Queue {
 struct Pending {
     /// Complete lines.
     buffer: Vec<u8>,
-    /// The thread is writing further lines.
+    /// Whether the thread is writing lines that it took from the buffer.
     is_writing: bool,
 }
 
@@ -86,7 +86,7 @@ impl Queue {
         let mut reported = 0;
         loop {
             let lines = self.take();
-            // A closed standard error cannot be reported anywhere.
+            // Nothing can report that standard error is closed.
             output.write_all(&lines).ok();
             let dropped = self.dropped.load(Ordering::Relaxed);
             self.finish_write();
@@ -171,7 +171,7 @@ mod tests {
     fn blocked_output_drops_and_counts_lines_without_blocking() {
         let (lines, receiver) = start();
         let line = [b'x'; 1024];
-        // More than the thread and the buffer can hold together.
+        // More than the capacity of thread and buffer.
         let sent = 2 * BUFFER_BYTES_MAX / line.len() + 100;
         for _ in 0..sent {
             lines.push(&line);

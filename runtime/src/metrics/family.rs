@@ -104,7 +104,7 @@ pub fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// A histogram with these samples: label values, the count of each bucket alone (the last: above all bounds), and the sum.
+/// A histogram with these samples: label values, the non-cumulative count of each bucket (the last one is above all bounds), and the sum.
 ///
 /// # Panics
 /// If the metric is not a histogram.

@@ -1,4 +1,4 @@
-//! Handles by which components update their metrics.
+//! Handles with which components update their metrics.
 
 use metric_defs::{Kind, MetricDef};
 use prometheus::{

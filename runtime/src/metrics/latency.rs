@@ -20,10 +20,10 @@ use super::{
     handle::{Handle, bounds},
 };
 
-/// A histogram of seconds that adds many equal observations in one call, unlike `prometheus::Histogram`: the requests of one
-/// read, or the cookies of a chunk, share their times. Clones share it.
+/// A histogram of seconds that adds many equal observations in one call, unlike `prometheus::Histogram`. The requests of one
+/// read, for instance, or the cookies of a chunk have equal times. Clones share the histogram.
 ///
-/// A call costs two atomic additions. A scrape between them shows a sum without the last observations; the bucket counts are
+/// A call costs two atomic additions. A scrape between the two shows a sum without the last observations. Bucket counts are
 /// always consistent.
 #[derive(Debug, Clone)]
 pub struct Latency {

@@ -1,4 +1,4 @@
-//! The maximum between two scrapes, for queues that fill and empty between them. A gauge would miss such a peak.
+//! Peaks between two scrapes, for queues that fill and empty in between. A gauge would miss them.
 
 use std::{mem, sync::Arc};
 
@@ -8,11 +8,11 @@ use prometheus::{IntGauge, Result};
 
 use super::{Registry, as_f64, value};
 
-/// The maximum since the scrape before the last.
+/// The maximum since the second-to-last scrape.
 ///
-/// Each scrape begins a new interval, whichever client makes it. With a single interval, two alternating scrapers would each see
-/// only half of the time. With two intervals each sees the time since its own last scrape, and a single scraper sees every peak
-/// twice. With three scrapers, or two of very different frequency, peaks can be missed.
+/// Each scrape by any client begins a new interval. With a single interval, two alternating scrapers would each cover only half
+/// of the time. With two intervals, each covers the time since its own last scrape, and a single scraper sees every peak twice.
+/// Three scrapers, or two with very different intervals, can miss peaks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
     /// Maximum of the current interval.
@@ -32,7 +32,7 @@ impl Peak {
         self.current.max(self.previous)
     }
 
-    /// Ends the interval at a scrape; `now` is the current value.
+    /// Begins a new interval at a scrape; `now` is the current value.
     pub fn end_interval(&mut self, now: u64) {
         // The current value also belongs to the next interval.
         self.previous = mem::replace(&mut self.current, now).max(now);
@@ -79,7 +79,7 @@ impl PeakGauge {
 mod tests {
     use super::*;
 
-    /// The value of a scrape, which ends the interval.
+    /// Returns the peak and begins a new interval, as a scrape does.
     fn scrape(peak: &mut Peak, now: u64) -> u64 {
         let max = peak.get().max(now);
         peak.end_interval(now);

@@ -1,7 +1,7 @@
 //! Resource usage of this process, read from `/proc` at each scrape.
 //!
-//! The collector of the `prometheus` crate does the same with `procfs`, which adds a second version of `rustix` and four seconds to
-//! a clean build, and counts CPU time in whole seconds.
+//! The collector of the `prometheus` crate is not used: it counts CPU time in whole seconds, and its `procfs` adds a second version
+//! of `rustix` and four seconds to a clean build.
 
 use std::fs;
 
@@ -39,7 +39,7 @@ fn usage(dropped: MetricDef) -> Vec<Family> {
     let started = boot_time()
         .zip(stat(22))
         .map(|(boot, ticks)| boot + (ticks * tick).floor());
-    // Not counting the descriptor of this listing.
+    // Excludes the descriptor that lists the directory.
     let open_files = fs::read_dir("/proc/self/fd").map(|files| files.count() as f64 - 1.0);
     let open_files_max = getrlimit(Resource::Nofile).current;
     vec![
@@ -60,8 +60,8 @@ fn usage(dropped: MetricDef) -> Vec<Family> {
     ]
 }
 
-/// A field of `/proc/self/stat` by its number in proc(5). Counts from the third, because the second, the program name in
-/// parentheses, may contain spaces.
+/// A field of `/proc/self/stat` by its number in proc(5). Fields are counted from the third, because the second one (the
+/// program name in parentheses) may contain spaces.
 fn field(stat: &str, number: usize) -> Option<f64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let field = after_name.split_ascii_whitespace().nth(number - 3)?;

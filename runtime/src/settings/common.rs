@@ -54,7 +54,7 @@ pub struct Common {
     pub log_filter: Filter,
     /// Format of the log.
     pub log_format: Format,
-    /// Whether the admin port serves profiles and the log filter.
+    /// Whether the admin port serves CPU profiles.
     pub debug_endpoints: bool,
 }
 

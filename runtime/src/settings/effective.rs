@@ -158,8 +158,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// A TOML file with the same settings, except that secrets are [`redacted`]. A redacted value is rejected when it is read, so
-/// that no process runs with it.
+/// A TOML file with the same settings, except that secrets are [`redacted`]. Settings reject redacted values, so that no
+/// process runs with them.
 impl fmt::Display for EffectiveSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "# Settings of {}", self.program)?;

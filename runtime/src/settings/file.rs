@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use super::{ConfigErrors, is_list, is_setting};
 use crate::reload::NamedFile;
 
-/// Values of the valid settings in the file, by name. Records the errors of all others.
+/// Values of the valid settings in the file, by name. Records the errors of invalid ones.
 pub(super) fn values(
     command: &Command,
     file: &NamedFile,
@@ -48,7 +48,7 @@ fn without_source(text: &str, error: &toml::de::Error) -> String {
 fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
     if value.is_table() {
         return format!(
-            "unknown key {key}: tables are not supported; all keys below it belong to this table"
+            "unknown key {key}: tables are not supported; remove the table header, which captures all keys below it"
         );
     }
     let settings = command.get_arguments().filter(|known| is_setting(known));
@@ -57,7 +57,7 @@ fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
         .map(|id| (strsim::damerau_levenshtein(&key.replace('-', "_"), id), id))
         .min();
     match nearest {
-        // Only typing errors, not different words.
+        // Suggests corrections of typing errors, not different words.
         Some((edits, id)) if edits <= (id.len() / 4).max(1) => {
             format!("unknown key {key}: did you mean {id}?")
         }

@@ -11,7 +11,7 @@ use clap_complete::Shell;
 
 use super::{Loaded, RawSettings, Settings, command, probe};
 
-/// The ids of these flags; none is a setting.
+/// The ids of these flags, which are not settings.
 pub(super) const FLAGS: &[&str] = &[PRINT_CONFIG, CHECK_CONFIG, PROBE, COMPLETIONS, MAN];
 
 const PRINT_CONFIG: &str = "print_config";
@@ -28,7 +28,7 @@ pub struct InfoArgs {
     #[arg(long)]
     print_config: bool,
 
-    /// Validate all settings and the certificates, keys, tokens and limits they name, and print all errors
+    /// Validate all settings and the files of certificates, keys, tokens and limits that they name, and print all errors
     ///
     /// Does not check whether directories are writable, ports are free or servers can be reached.
     #[arg(long)]
@@ -61,7 +61,7 @@ pub struct AboutArgs {
 /// Loads the settings, or runs an info command.
 ///
 /// # Errors
-/// The exit code of a process that is not to run, because of invalid settings or an info command. All output is printed.
+/// The exit code, if the settings are invalid or an info command has run. All output is printed.
 pub fn load_or_exit<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, ExitCode> {
@@ -72,7 +72,7 @@ pub fn load_or_exit<A: Settings>(
         return Err(print(output));
     }
     if is_set(PROBE) {
-        // Only errors of --admin matter, unless the probe fails: the others may be the cause.
+        // If the probe succeeds, errors of other settings do not matter. If it fails, they may be the cause.
         let probed = probe::run(&raw.effective.value(probe::ADDRESS));
         let errors = &raw.errors;
         return Err(print_probe(probed.map_err(|reason| {

@@ -1,8 +1,8 @@
 //! Reloads the settings of a running process when their file changes and on SIGHUP.
 //!
-//! Flags and environment still override the file. Settings of [`ReloadMode::Live`] change immediately; the log lists others that
-//! differ from the active ones and need a restart. An invalid file changes nothing. Its errors are logged once, and at each
-//! SIGHUP; until it is corrected, a metric and `/readyz` report it.
+//! Flags and environment still override the file. Settings of [`ReloadMode::Live`] change immediately. The log lists other
+//! changed settings, which need a restart. An invalid file changes nothing. Its errors are logged once, and at each SIGHUP.
+//! Until the file is corrected, a metric and `/readyz` report it.
 
 use std::ffi::OsString;
 
@@ -19,7 +19,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Outcome of a failed reload, which changes nothing.
+/// Outcome of a failed reload, after which the settings are unchanged.
 const FAILED: &str = "failed";
 
 /// Keeps the settings of a process up to date.
@@ -96,8 +96,8 @@ impl LiveConfig {
         }
     }
 
-    /// Polls the settings of `A` until `stop`. `apply` applies those of [`ReloadMode::Live`], except the log filter: this
-    /// function applies it when its setting changes, and on SIGHUP, which undoes a change made on the admin port.
+    /// Polls the settings of `A` until `stop`. `apply` must apply those of [`ReloadMode::Live`], except the log filter,
+    /// which this function applies.
     pub async fn run<A: Settings>(
         self,
         hangups: Signals,
@@ -110,7 +110,7 @@ impl LiveConfig {
             let event = config.check::<A>(is_forced, &apply);
             report(&event, &metrics);
         };
-        // A panic, or shutdown of the runtime.
+        // Fails on a panic, or on shutdown of the runtime.
         if let Err(error) = reload::poll(self, hangups, check, stop).await {
             failed.count(FAILED);
             tracing::error!(

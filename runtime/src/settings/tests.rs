@@ -142,7 +142,7 @@ fn help_contains_no_secret_of_the_file() {
     assert!(help.contains("[default: a]"), "{help}");
 }
 
-/// Runs a test again in a process with these variables, because a process cannot safely change its own.
+/// Runs a test again in a process with these environment variables, because a process cannot safely change its own.
 #[track_caller]
 fn run_again(test: &str, variables: &[(&str, &str)]) {
     let child = Process::new(env::current_exe().unwrap())

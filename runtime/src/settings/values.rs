@@ -62,7 +62,7 @@ pub(super) fn error_of(argument: &Arg, value: &OsStr) -> Option<InvalidValue> {
 /// Parses an address to listen on.
 ///
 /// # Errors
-/// A message for the operator; as below.
+/// A message for the operator.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an IP address with a port, like 127.0.0.1:8080"))
@@ -123,7 +123,7 @@ pub fn optional<T>(
     }
 }
 
-/// Like `parse`, limited to an inclusive range. Messages omit an upper end of `unbounded`.
+/// Like `parse`, limited to an inclusive range. Messages omit an upper end of `unbounded` or more.
 fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
     range: RangeInclusive<T>,
     unbounded: T,
@@ -154,7 +154,7 @@ fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
     }
 }
 
-/// Formats a time; whole days stay days, where `humantime` would use months.
+/// Formats a time. Whole days stay days; `humantime` would convert them to months.
 pub fn format_time(time: Duration) -> String {
     const DAY: u64 = 24 * 3600;
     let days = time.as_secs() / DAY;

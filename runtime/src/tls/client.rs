@@ -100,13 +100,13 @@ pub fn explain(error: &io::Error) -> Option<String> {
     Some(match error {
         Error::InvalidCertificate(error) => certificate(error),
         Error::InvalidMessage(_) => {
-            "the port does not speak TLS: use http:// instead of https://?".to_owned()
+            "the port does not use TLS: try http:// instead of https://".to_owned()
         }
         Error::AlertReceived(AlertDescription::CertificateRequired) => {
             "the producer requires a client certificate: set --tls-cert and --tls-key".to_owned()
         }
         Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
-            "the server speaks TLS but not HTTP/2".to_owned()
+            "the server does not support HTTP/2 over TLS: check the port".to_owned()
         }
         Error::AlertReceived(
             alert @ (AlertDescription::UnknownCA
@@ -134,17 +134,17 @@ fn certificate(error: &CertificateError) -> String {
             "the producer's certificate is not signed by an authority of --tls-ca".to_owned()
         }
         CertificateError::NotValidForName => {
-            "the producer's certificate is for another name: see --tls-server-name".to_owned()
+            "the producer's certificate is for another name: set --tls-server-name".to_owned()
         }
         CertificateError::NotValidForNameContext {
             expected,
             presented,
         } => format!(
-            "the producer's certificate is not for {} but for {}: see --tls-server-name",
+            "the producer's certificate is not for {}; it is for {}: set --tls-server-name",
             expected.to_str(),
             presented.join(", ")
         ),
-        // The text of webpki; `openssl req -x509` creates such certificates.
+        // The error text of webpki for certificates as `openssl req -x509` creates them.
         other if other.to_string().contains("CaUsedAsEndEntity") => {
             "the producer's certificate is an authority (CA:TRUE): use it to sign one for the producer"
                 .to_owned()

@@ -21,14 +21,14 @@ use crate::{
     reload::{NamedFile, Reloader, Source},
 };
 
-/// Maximum time of a handshake. On any network a client needs less than one second.
+/// Maximum time of a handshake. Clients need less than one second, even on slow networks.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum concurrent handshakes of subscribers or API clients; a further one cancels the oldest. A handshake takes milliseconds, so
-/// even if all nodes of a large exchange reconnect together, they stay below it.
+/// nodes of a large exchange that all reconnect at the same time stay below the limit.
 pub const HANDSHAKES_MAX: usize = 256;
 
-/// Maximum share of concurrent handshakes per address, so that one address cannot block all others.
+/// Divides the maximum number of concurrent handshakes to limit those of one address, so that it cannot block all others.
 const PER_ADDRESS_DIVISOR: usize = 4;
 
 /// The files of a server.
@@ -147,7 +147,7 @@ impl Handshakes {
         })
     }
 
-    /// Handshakes of another port with the same files and counts, whose clients speak HTTP/1.1.
+    /// Handshakes of an HTTP/1.1 port with the same files and counters.
     pub fn for_http_1(&self, concurrent_max: usize) -> Self {
         Self {
             files: Arc::clone(&self.files),

@@ -93,7 +93,7 @@ fn client(authority: &Authority, identity: Option<&(String, String)>) -> client:
     build(&client_files(identity.is_some()), &contents).unwrap()
 }
 
-/// Connects both and sends a byte to the client; returns the client's result.
+/// Connects client and server, and sends a byte to the client. Returns the client's result.
 async fn handshake(
     server: &server::Identity,
     client: &client::Trust,

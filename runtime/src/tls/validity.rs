@@ -1,7 +1,7 @@
 //! Reads the expiry of a certificate. Pure.
 //!
-//! Parses only the DER fields up to the validity. The TLS library has already parsed the certificate, so unexpected encodings are
-//! not errors; their expiry is unknown.
+//! Parses only the DER fields up to the validity. The TLS library has already accepted the certificate, so an unexpected encoding
+//! is not an error: its expiry is unknown.
 
 use std::time::Duration;
 

@@ -122,7 +122,7 @@ impl TestPort {
     }
 }
 
-/// Compares the outcome of a connection from `peer` that sends these bytes, one per `pace`, and ends its side if `ends`.
+/// Compares the outcome of a connection from `peer` that sends these bytes, one per `pace`, and then shuts down writing if `ends`.
 async fn check(
     name: &str,
     peer: &str,
