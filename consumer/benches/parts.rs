@@ -19,7 +19,7 @@ use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
 /// at 50,000 cookies per second.
 const ITEMS: usize = 10_000;
 
-/// Cookies per chunk, which then has 55 KiB of at most 64 KiB.
+/// Cookies per chunk. Such a chunk has 55 KiB; the maximum is 64 KiB.
 const CHUNK_COOKIES: usize = 1_000;
 
 /// Acceptance time of the first cookies, in microseconds since the Unix epoch. Any time is suitable.
@@ -35,8 +35,8 @@ fn main() {
     divan::main();
 }
 
-/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Only the
-/// benchmark of the same name calls a function, because `.ci/instructions` counts every call.
+/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Each is called
+/// only by the benchmark of the same name, because `.ci/instructions` counts every call.
 mod counted {
     use std::{hint::black_box, sync::Arc};
 
@@ -105,7 +105,7 @@ mod counted {
 }
 
 /// Messages of a stream with realistic cookies: a user id of 20 digits, one of `dsps` DSPs, and a buyer uid of 16 to 36
-/// characters. They are the same for the same seed, and each of the `users` occurs equally often.
+/// characters. A seed always gives the same messages. Each of the `users` occurs equally often.
 fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut cookie = |number: usize| {
@@ -194,7 +194,7 @@ fn decode(bencher: Bencher<'_, '_>) {
         .bench_local(|| counted::decode(&messages));
 }
 
-/// Cookies of this number of users; with 2,500, three of four cookies replace one of the same batch.
+/// `users` is the number of users. With 2,500, three of four cookies replace another one of the batch.
 #[divan::bench(args = [ITEMS, ITEMS / 4])]
 fn batch(bencher: Bencher<'_, '_>, users: usize) {
     let (producer, chunks) = (producer(), chunks(1, users, 20));
@@ -205,7 +205,7 @@ fn batch(bencher: Bencher<'_, '_>, users: usize) {
         .bench_local_refs(|batch| counted::batch(batch, &producer, &chunks));
 }
 
-/// State of the table for the filtered cookies.
+/// Which of the filtered cookies the table contains.
 #[derive(Debug, Clone, Copy)]
 enum Known {
     /// No cookie is stored: all pass.
@@ -219,7 +219,7 @@ fn suppress(bencher: Bencher<'_, '_>, known: Known) {
     let (producer, chunks) = (producer(), chunks(1, ITEMS, 20));
     let before = batched(&chunks);
     let stored = match known {
-        // Records other cookies, so that the memory of the table has been touched.
+        // Records other cookies to touch the memory of the table.
         Known::New => self::chunks(2, ITEMS, 20),
         Known::Stored => chunks.clone(),
     };

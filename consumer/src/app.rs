@@ -200,7 +200,7 @@ impl App {
                 writing,
                 retrying,
             } = tokio::select! {
-                // Nothing was received yet.
+                // No cookie was received yet, so there is nothing to drain.
                 () = stop_reading.cancelled() => return Ok(()),
                 sink = sink => sink?,
             };
@@ -282,7 +282,7 @@ impl admin::Pages for Pages {
         let CookiePages {
             store, deletions, ..
         } = &self.cookies;
-        // The deletions are loaded before the cursors, and those before streams open.
+        // Deletions are loaded before cursors, and cursors before streams open.
         let is_loaded = self.health.producers().is_loaded();
         let deletions = is_loaded.then_some(deletions);
         match uri.path() {

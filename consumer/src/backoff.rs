@@ -28,14 +28,14 @@ impl Backoff {
         Self { min, next, max }
     }
 
-    /// The next delay. Doubles the one after it, up to the maximum.
+    /// Returns the next delay, and doubles the following one up to the maximum.
     pub fn delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(self.max);
         jittered(delay)
     }
 
-    /// Returns to the minimum delay.
+    /// Sets the next delay to the minimum.
     pub fn reset(&mut self) {
         self.next = self.min;
     }

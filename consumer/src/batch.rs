@@ -1,4 +1,4 @@
-//! A batch: the newest cookie of each (user, DSP) pair of the chunks pushed so far.
+//! A batch: the newest cookie of each (user, DSP) pair in the chunks pushed so far.
 //!
 //! Pure: no `async`, no clock. Strings are not copied: a batch keeps the bytes of its chunks, and an entry has offsets into
 //! them. Cost per cookie: one pass over its bytes, one hash, and one probe of a table presized to the previous batch. No
@@ -76,7 +76,7 @@ pub struct BatchCounts {
     pub superseded: u64,
     /// Cookies that violate the protocol.
     pub malformed: u64,
-    /// Cookies of DSPs without a slot.
+    /// Cookies of DSPs that are not accepted.
     pub no_dsp_slot: u64,
     /// Cookies that had expired when they were received.
     pub expired: u64,
@@ -131,18 +131,18 @@ impl Batch {
         next
     }
 
-    /// Its number in the sequence of batches created by [`next`](Self::next).
+    /// The number of the batch, increased by [`next`](Self::next).
     pub fn id(&self) -> BatchId {
         self.id
     }
 
-    /// Whether it is full. Another chunk can still be pushed, and is added completely.
+    /// Whether the batch is full. Another chunk can still be pushed, and is added completely.
     pub fn is_full(&self) -> bool {
         self.entries.len() + self.deletions.len() >= self.cookies_max
             || self.bytes >= self.bytes_max
     }
 
-    /// Whether it has neither cookies, nor deletions, nor cursors.
+    /// Whether the batch has no cookies, deletions or cursors.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.deletions.is_empty() && self.cursors.is_empty()
     }
@@ -162,15 +162,15 @@ impl Batch {
         &self.cursors
     }
 
-    /// Time of each chunk, in microseconds since the Unix epoch, and its number of valid cookies. This is when the producer
-    /// could first send them, regardless of their ages.
+    /// Time of each chunk, in microseconds since the Unix epoch, and its number of valid cookies. The producer could not
+    /// send the cookies earlier, whatever their ages.
     pub fn released(&self) -> impl Iterator<Item = (u64, u64)> {
         self.released
             .iter()
             .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
     }
 
-    /// The cookie at `index`, in the order of the first cookie of each pair.
+    /// The cookie at `index`. Pairs are in the order of their first cookie.
     ///
     /// # Panics
     /// When `index` is not less than [`Batch::len`].
@@ -201,7 +201,7 @@ impl Batch {
 
     /// The indices of all cookies, sorted by user id and DSP.
     pub fn by_user(&self) -> impl Iterator<Item = u32> {
-        // The first bytes nearly always decide, without access to the chunks.
+        // Comparing the first bytes is nearly always enough, and needs no access to the chunks.
         let mut order: Vec<(u64, u32)> = (0..)
             .zip(&self.entries)
             .map(|(at, entry): (u32, &BatchEntry)| (prefix(entry.user_id(&self.chunks)), at))
@@ -238,11 +238,11 @@ impl Batch {
     }
 
     /// Adds the cookies of a chunk and advances the cursor. Malformed cookies are counted and skipped. Chunk times after
-    /// `accepted_max` are clamped to it, and ages count from there. For deletions, the maximum is
+    /// `accepted_max` are clamped to it before ages are subtracted. For deletions, the maximum is
     /// [`DELETION_HORIZON_MICROS`] later: a deletion must still cover the earlier cookies of other producers.
     ///
-    /// The header determines the number of cookies, because each has a sequence: missing ones count as malformed, and excess
-    /// ones are ignored.
+    /// The header determines the number of cookies, because each has a sequence number. Missing cookies count as malformed;
+    /// excess cookies are ignored.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
         self.push_filtered(producer, chunk, accepted_max, &mut AcceptAll);
     }
@@ -276,7 +276,7 @@ impl Batch {
         let deleted_max = released.saturating_add(DELETION_HORIZON_MICROS);
         let deleted = header.accepted_unix_micros.min(deleted_max);
         let count = header.count as usize;
-        // The count of the header is not trusted for an allocation.
+        // The count in the header is untrusted, so it must not determine the size of an allocation.
         let count_max = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
         if self.index.capacity() == 0 {
             self.reserve(count_max);

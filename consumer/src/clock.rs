@@ -1,4 +1,4 @@
-//! The wall clock: of this host, or a manual one for tests.
+//! The wall clock: that of this host, or a manual clock for tests.
 
 use std::time::Duration;
 
@@ -30,12 +30,12 @@ impl ManualClock {
         Self(watch::Sender::new(now))
     }
 
-    /// Sets it forward or back, and wakes all waiters.
+    /// Sets the clock forward or back, and wakes all waiters.
     pub fn set(&self, now: Timestamp) {
         self.0.send_replace(now);
     }
 
-    /// Sets it forward.
+    /// Sets the clock forward.
     pub fn advance(&self, by: Duration) {
         self.0.send_modify(|now| *now += by);
     }
@@ -92,10 +92,9 @@ impl ClockJumps {
         Self { started, latest }
     }
 
-    /// The time when the clock shows `unix_micros` at `at`. If it was set back, the previous time continues.
+    /// The time when the clock shows `unix_micros` at `at`. If the clock was set back, the previous time continues.
     ///
-    /// Used to estimate the skew of producers' clocks: without it, if this clock were set back by an hour, every
-    /// producer would seem an hour ahead.
+    /// Used to clamp producers' times: a clock set back by an hour would make every producer seem an hour ahead.
     pub(crate) fn steady(&mut self, unix_micros: u64, at: Instant) -> u64 {
         let steady = unix_micros.max(extrapolate(self.latest, at));
         self.latest = (steady, at);

@@ -2,10 +2,10 @@
 //!
 //! A page has one JSON line per cookie, ordered by user id, and a last line with the position of the next page. For a page, the store
 //! reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any node with the
-//! same cookies can continue at a position.
+//! same cookies can continue at that position.
 //!
-//! The last line also has the time up to which this node is complete: it has stored everything that the connected producers accepted
-//! before. While this time is unknown, the response is a 503.
+//! The last line also has `as_of`: this node has stored all cookies that the connected producers accepted before that time. While
+//! the time is unknown, the response is a 503.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub const PATH: &str = "/v1/cookies";
 /// Maximum number of cookies in a page.
 pub const ROWS_MAX: usize = 1_000;
 
-/// Subtracted from the time up to which the node is complete: clocks of nodes and producers may differ by almost as much.
+/// Subtracted from the time up to which the node is complete: clocks of nodes and producers may differ by almost this much.
 const CLOCK_MARGIN_MICROS: u64 = 60_000_000;
 
 /// Seconds after which a client should call again.
@@ -56,9 +56,9 @@ pub struct CookiePages {
     pub store: Arc<dyn Store>,
     /// Deletions of cookies that the store may still have.
     pub deletions: Deletions,
-    /// What this node has received.
+    /// The producers, with the positions received from them.
     pub producers: Producers,
-    /// The page being read.
+    /// The permit to read a page.
     pub one: Semaphore,
 }
 
@@ -84,7 +84,7 @@ impl CookiePages {
             Problem::new(BUSY, detail).retry_after(1)
         })?;
         let incomplete = |why: &str| Problem::new(INCOMPLETE, why).retry_after(RETRY_AFTER);
-        // Before the store is read, which then has at least that.
+        // Determined before the store is read, so that the store has all cookies up to this time.
         let until = self.producers.complete_until();
         let until = until.ok_or_else(|| incomplete("not connected to all producers"))?;
         if self.deletions.is_queued(query.dsp_id) {

@@ -7,9 +7,9 @@
 //! Dead letters never block cookies that can be stored. A write failure is counted, and logged once until the next
 //! success. A hanging write delays one batch only.
 //!
-//! A batch counts as stored only after its dead letters were passed to the operating system. They are not synced: a
-//! sync per batch would slow down every store that rejects a few cookies. A crash at that time loses the dead letters
-//! of one batch, because the cursors are already committed.
+//! A batch counts as stored only after its dead letters were passed to the operating system. They are not synced,
+//! because a sync per batch would slow down every store that rejects a few cookies. So a system crash can lose recent
+//! dead letters whose cursors are already committed.
 
 use std::{
     fs::{self, File},
@@ -37,7 +37,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of a reason; the rest is truncated.
 const REASON_BYTES_MAX: usize = 1024;
 
-/// The file contains user ids.
+/// Only the owner may read the file, because it contains user ids.
 const MODE: u32 = 0o600;
 
 /// Writes the dead letters of one consumer; clones share them.
@@ -60,7 +60,7 @@ struct Writer {
 struct Files {
     newest: PathBuf,
     older: PathBuf,
-    /// Maximum bytes of each.
+    /// Maximum bytes of each file.
     bytes_max: u64,
 }
 
@@ -102,7 +102,7 @@ impl DeadLetters {
     }
 }
 
-/// A reason without the text after its code, which may contain user ids.
+/// The code of a reason, without the text after it, which may contain user ids.
 fn kind(reason: &str) -> &str {
     reason.split_once(':').map_or(reason, |(kind, _)| kind)
 }
@@ -157,7 +157,7 @@ impl Writer {
 }
 
 impl Files {
-    /// Blocks.
+    /// Appends rejected cookies. Blocks the thread.
     fn append(&self, batch: &Batch, rejected: &[RejectedCookie]) -> Appended {
         let time = Timestamp::now().to_string();
         let mut letters = 0;
@@ -165,7 +165,7 @@ impl Files {
             let mut file = open(&self.newest)?;
             let mut bytes = file.metadata()?.len();
             if bytes > 0 && !ends_with_newline(&mut file)? {
-                // A full disk has truncated a dead letter.
+                // A full disk has truncated the last dead letter.
                 file.write_all(b"\n")?;
                 bytes += 1;
             }

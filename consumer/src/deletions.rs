@@ -1,14 +1,13 @@
-//! Deletions: the table of users and DSPs whose earlier cookies must not be stored.
+//! The table of deletions: users and DSPs whose earlier cookies must not be stored.
 //!
 //! A deletion covers the cookies of a user (at one DSP or at all DSPs) or of a DSP that were accepted up to its time.
-//! It removes them from the store. This table rejects covered cookies that arrive later: from another producer, a
-//! resumed stream, the retry queue, or a queue of DSP limits. An entry is a keyed hash and a time; the store keeps the
-//! ids.
+//! It removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered
+//! cookies that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An
+//! entry is a keyed hash and a time.
 //!
-//! Entries are kept for `RETENTION_MICROS`, longer than a producer can delay a cookie, and their number is bounded.
-//! Removing the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the
-//! floor then count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no
-//! deletion covers them.
+//! Entries are kept for `RETENTION_MICROS`, as long as a producer can delay a cookie, and their number is bounded.
+//! Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted. So no deleted
+//! cookie is stored again, but a late cookie may be rejected although no deletion covers it.
 //!
 //! Cost of a cookie: a comparison while there are no deletions, then three hashes and lookups.
 
@@ -33,7 +32,7 @@ use tokio::sync::watch;
 /// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
 const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 
-/// Memory of an entry: a hash and a time, in a table that is at least half full.
+/// Bytes of an entry: a hash and a time, in a table that is at least half full.
 const ENTRY_BYTES: usize = 40;
 
 /// A deletion, or the floor of a table.
@@ -78,7 +77,7 @@ struct Table {
     /// By hash of user and DSP.
     until: HashMap<u64, u64, RandomState>,
     floor: u64,
-    /// Deletions of DSPs that still have to remove cookies, each with the number of the oldest one.
+    /// Unfinished jobs by DSP: the time of the latest deletion, and the number of the oldest.
     jobs: BTreeMap<u32, (u64, u64)>,
     /// DSPs in the retry queue, and the number of their oldest entry with deletions.
     queued: BTreeMap<u32, Option<u64>>,
@@ -108,7 +107,7 @@ impl Deletion {
 }
 
 impl StoredDeletion {
-    /// Whether a store needs it although the table has this floor: after a restart, an unfinished job continues.
+    /// Whether a store must keep the deletion, given the floor of the table. An unfinished job must continue after a restart.
     pub fn is_needed(&self, floor: u64) -> bool {
         let is_job = self.deletion.is_of_dsp() && !self.is_finished;
         is_job || self.deletion.until_unix_micros >= floor
@@ -160,7 +159,7 @@ impl Deletions {
         }
     }
 
-    /// Starts the jobs of deletions that have become durable: all earlier cookies are in the store. Must be called
+    /// Starts the jobs of DSP deletions that have become durable: all earlier cookies are in the store. Must be called
     /// before their durability is reported.
     pub fn begin_jobs<'a>(&self, durable: impl IntoIterator<Item = &'a Deletion>) {
         let mut table = self.shared.table.lock();
@@ -178,9 +177,9 @@ impl Deletions {
         self.latest(user_id, dsp_id, |table| table.floor)
     }
 
-    /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none.
-    /// Unlike [`until`](Self::until), it uses the floor only for a DSP with deletions in the retry queue: the store has no
-    /// other cookies that a removed deletion covers, except those of unfinished jobs.
+    /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none. Unlike
+    /// [`until`](Self::until), it applies the floor only to DSPs with deletions in the retry queue. All other deletions
+    /// below the floor have already removed their cookies, except those of unfinished jobs.
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| {
             let oldest = table.queued.get(&dsp_id).copied().flatten();
@@ -190,7 +189,7 @@ impl Deletions {
         })
     }
 
-    /// The latest time of the deletions that cover this pair, and of `removed` deletions.
+    /// The latest time of the deletions that cover this pair, or the time returned by `removed` if that is later.
     fn latest(&self, user_id: &[u8], dsp_id: u32, removed: impl FnOnce(&Table) -> u64) -> u64 {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
             return 0;
@@ -214,7 +213,7 @@ impl Deletions {
         self.shared.table.lock().floor
     }
 
-    /// Number of deletions, and its maximum.
+    /// The number of deletions, and its maximum.
     pub fn size(&self) -> (usize, usize) {
         (
             self.shared.table.lock().until.len(),
@@ -234,7 +233,7 @@ impl Deletions {
         table.jobs().filter(is_due).collect()
     }
 
-    /// The deletions of DSPs that still have to remove cookies.
+    /// The deletions of DSPs with unfinished jobs.
     pub fn jobs(&self) -> Vec<Deletion> {
         self.shared.table.lock().jobs().collect()
     }
@@ -260,8 +259,8 @@ impl Deletions {
         self.notify();
     }
 
-    /// Numbers of the durable deletions that have not taken effect, because they are in the retry queue or have a job: from
-    /// the oldest to the next one. Empty if all have taken effect.
+    /// Numbers from the oldest durable deletion without effect up to that of the next deletion; empty if all have taken
+    /// effect. Deletions in the retry queue or with an unfinished job have not taken effect.
     pub fn unapplied(&self) -> Range<u64> {
         let table = self.shared.table.lock();
         let next = table.newest + 1;
@@ -391,7 +390,7 @@ mod tests {
         check(&table, "v", 1, RETENTION_MICROS + 5);
         // Only the times of removed deletions raise the floor.
         assert_eq!(floor_at(1_000), 10);
-        // A restart keeps the floor, which covers cookies that arrive, but not those in the store.
+        // A restart keeps the floor. It covers arriving cookies, but not those in the store.
         let restarted = Deletions::new(1 << 20);
         restarted.load([stored(Deletion::floor(10), false)]);
         check(&restarted, "anybody", 7, 10);

@@ -1,8 +1,8 @@
 //! DSP slots: which DSPs may have cookies in the store. Pure.
 //!
 //! A client can send any DSP id, and each stored DSP costs every node a database. So only DSPs that the operator lists always
-//! have a slot. An unlisted DSP gets a slot with its first cookie, up to a maximum number, and keeps it; cookies of any
-//! other DSP are rejected. DSPs in the store at startup have a slot even beyond the maximum. Only the operator frees a slot, by
+//! have a slot. An unlisted DSP gets a slot with its first cookie, up to a maximum number, and keeps it; cookies of any other
+//! DSP are rejected. DSPs in the store at startup have a slot even beyond the maximum. Only the operator can free a slot, by
 //! rejecting its DSP.
 //!
 //! Cost per cookie: one comparison in a direct-mapped cache, and set lookups on a miss.

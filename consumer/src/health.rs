@@ -12,7 +12,7 @@ use crate::producers::Producers;
 #[derive(Debug)]
 pub struct Health {
     store_down: Mutex<Option<StoreFailure>>,
-    /// DSPs whose slot fails, with the reason.
+    /// DSPs whose database fails, with the reason.
     failing_dsps: Mutex<BTreeMap<u32, String>>,
     producers: Producers,
 }
@@ -66,7 +66,7 @@ impl Health {
         Some(format!("store: {}", down.why))
     }
 
-    /// Marks a DSP's slot as failing, and logs it once.
+    /// Marks a DSP as failing, and logs the first failure.
     pub fn set_dsp_failing(&self, dsp_id: u32, why: &str) {
         let previous = self.failing_dsps.lock().insert(dsp_id, why.to_owned());
         if previous.is_none() {
@@ -78,14 +78,14 @@ impl Health {
         }
     }
 
-    /// Marks a DSP's slot as available.
+    /// Marks a DSP as available.
     pub fn set_dsp_available(&self, dsp_id: u32) {
         if self.failing_dsps.lock().remove(&dsp_id).is_some() {
             tracing::info!(dsp_id, "store available again for a DSP");
         }
     }
 
-    /// The DSPs whose slot fails, with the reason.
+    /// The failing DSPs, with the reason.
     pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
         self.failing_dsps.lock().clone()
     }

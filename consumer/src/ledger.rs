@@ -8,14 +8,14 @@
 //!                        + failed + skipped at drain + waiting + in the retry queue
 //! ```
 //!
-//! This is [`metric_defs::equations::LEDGER`], by which a scrape can be checked too. Failed cookies are malformed,
+//! [`metric_defs::equations::LEDGER`] is the same equation for checking a scrape. Failed cookies are malformed,
 //! rejected, unreadable, expired, or have no DSP slot.
 //!
 //! A cookie in the retry queue has no outcome until a retry succeeds, possibly in the next process, which counts it as
 //! *recovered*.
 //!
-//! All cookies of a batch get their outcome when the batch is *durable*. Failed and repeated writes and commits change
-//! nothing. If the process is stopped immediately, cookies without an outcome stay waiting.
+//! All cookies of a batch get their outcome when the batch is *durable*. Failed or repeated writes and commits do not
+//! change the counts. If the process is stopped immediately, cookies without an outcome stay waiting.
 //!
 //! The number of waiting cookies is counted independently: it grows by the count in a chunk's header and shrinks by the
 //! count of its batch. So a cookie that is dropped or counted twice violates the equation.
@@ -72,7 +72,7 @@ pub struct LedgerCounts {
     pub in_retry_queue: u64,
     /// Cookies of the retry queue that could not be read back.
     pub unreadable: u64,
-    /// Cookies of DSPs without a slot.
+    /// Cookies of DSPs that are not accepted.
     pub no_dsp_slot: u64,
     /// Cookies that had expired when they were received.
     pub expired: u64,

@@ -16,7 +16,7 @@
 //!   Writing a batch twice changes nothing.
 //! - [`ledger`] counts the outcome of every received cookie; its equation holds at any time.
 //! - [`health`] is the state behind `/readyz` and `/healthz`.
-//! - [`maintenance`] runs expiry and compaction within their windows, by a [`clock`] that tests set.
+//! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
 //! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
 //!
 //! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
 
 async fn serve(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = tokio::select! {
-        // Opening a large store may take long; nothing was received yet.
+        // Opening a large store may take long. A drain can end here, because no cookie was received yet.
         () = signals.drain.cancelled() => return Ok(()),
         app = App::start(config, Registry::new()) => app?,
     };

@@ -1,4 +1,4 @@
-//! Runs expiry and compaction of the store within their windows.
+//! Runs expiry and compaction of the store in their windows.
 //!
 //! Each window has its own loop, because a compaction may take hours and expiry must end on time. A loop runs when its
 //! window opens or closes, every ten minutes to handle new collections, and every minute while work remains. Running work is
@@ -36,7 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Minimum time between two compactions or sweeps of a collection while the window is always open. A little less than a
-/// day, so that every day has one.
+/// day, so that each day has one.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(20 * 3600);
 
 /// How long to wait for running work to stop.
@@ -56,8 +56,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Work done since this time is not repeated at `now`: since the window opened, or for 20 hours. In microseconds since
-    /// the Unix epoch.
+    /// Work completed after this time is not repeated at `now`: when the window opened, or 20 hours ago. In microseconds
+    /// since the Unix epoch.
     fn done_since(window: Window, now: &Zoned) -> u64 {
         match window.opened(now) {
             Some(opened) => unix_micros(opened.timestamp()),
@@ -92,7 +92,7 @@ pub async fn run(
         tokio::select! {
             _ = loops.as_mut() => return,
             () = stop.cancelled() => {}
-            // An error means that the sender is gone, and the schedule never changes.
+            // An error means that the sender was dropped, so the schedule changes no more.
             Ok(()) = schedule.changed() => {}
         }
         task.stop.cancel();
@@ -213,7 +213,7 @@ impl MaintenanceTask {
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
                 let compacted = match self.store.maintenance_owner().await {
-                    // If the owner ends, its lease expires.
+                    // Incomplete, so that this consumer takes over soon after the owner's lease expires.
                     Ok(Some(_)) => Ok(false),
                     Ok(None) => self.compact(since, &now).await,
                     Err(error) => Err(error),

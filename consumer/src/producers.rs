@@ -1,15 +1,15 @@
 //! The table of producers. Subscriptions, the sink and maintenance update it; metrics, readiness and the status page read
 //! [snapshots](Snapshot) of it.
 //!
-//! A producer stays in the table while it has a cursor, here or in the store, or while it is the last producer of an
-//! address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
+//! A producer stays in the table while it has a cursor, in memory or in the store, or while it is the last producer of
+//! an address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
 //! notifications.
 //!
-//! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name. The subscription
-//! whose stream the producer closed finds in this table that another address has the stream, and stands by instead of
-//! reconnecting. Both may push for a moment; duplicates change nothing.
+//! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name and closes the
+//! other. The subscription of the closed stream finds in this table that another address has the stream, and stands by
+//! instead of reconnecting. Both may push for a moment; duplicates change nothing.
 //!
-//! Cost: one lock per chunk, never held across an await. Only commits, scrapes and pages take it as well.
+//! Cost: one lock per chunk, never held across an await. Commits, scrapes and pages also take it.
 
 mod completeness;
 mod producer;
@@ -78,7 +78,7 @@ impl Producers {
         self.0.table.lock().cursor(producer)
     }
 
-    /// Epoch and sequence up to which a producer is durable.
+    /// Epoch and sequence number up to which a producer's cookies are durable.
     pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
         self.0.table.lock().durable(producer)
     }
@@ -101,7 +101,7 @@ impl Producers {
         }
     }
 
-    /// Number of connected addresses, and of all addresses.
+    /// The number of connected addresses, and of all addresses.
     pub fn connected_and_total(&self) -> (usize, usize) {
         self.0.table.lock().connected_and_total()
     }
@@ -111,14 +111,14 @@ impl Producers {
         self.0.table.lock().record_commit(cursors);
     }
 
-    /// Removes a producer whose cursor the store has deleted; only its durable position while a stream is open. Returns its
-    /// received position if it was removed.
+    /// Removes a producer whose cursor the store has deleted. While a stream is open, removes only the durable position.
+    /// Returns the received position if it was removed.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
         self.0.table.lock().forget(producer)
     }
 
-    /// Everything that the producers accepted up to this time is durable here, by their clocks and in microseconds since the Unix
-    /// epoch; `None` if that is unknown, because an address has no stream.
+    /// Time up to which all cookies that the producers accepted are durable here: by their clocks, in microseconds since the
+    /// Unix epoch. `None` if it is unknown, for instance because an address has no stream.
     pub fn complete_until(&self) -> Option<u64> {
         self.0.table.lock().complete_until()
     }
@@ -150,8 +150,8 @@ impl AddressGuard {
         self.producers.0.table.lock().set_error(self.key, error);
     }
 
-    /// Records an opened stream. For a new epoch, also returns what this process observed of the previous one. Only the first
-    /// stream of the new epoch gets it, so that a loss is reported once.
+    /// Records an opened stream. The first stream of a new epoch also returns the observed range of the previous epoch, so
+    /// that a loss is reported once.
     pub fn open_stream(&self, start: StreamStart<'_>) -> (StreamGuard, Option<ObservedRange>) {
         let Cursor {
             producer, epoch, ..
@@ -176,7 +176,7 @@ impl Drop for AddressGuard {
 }
 
 impl StreamGuard {
-    /// Records pushed items, and the arrival of cookies. Must be called after the push, so that a stream that starts in between
+    /// Records pushed items, and the arrival of cookies. Must be called after the push: a stream that starts in between then
     /// receives items again instead of missing them.
     pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
@@ -185,7 +185,7 @@ impl StreamGuard {
         table.advance(cursor, arrival, had_advanced, now)
     }
 
-    /// Records that everything that the producer accepted up to `unix_micros` was received.
+    /// Records that all cookies that the producer accepted up to `unix_micros` were received.
     pub fn caught_up(&self, unix_micros: u64) {
         self.producers
             .0

@@ -4,12 +4,12 @@
 //! first. Since only that database fails, the server can hold the queue, and the consumer needs no disk. While the whole server
 //! is down, nothing is queued and reading stops. [`Retrier`] writes queued cookies again until the store has them. Later
 //! cookies of a DSP are [queued](crate::batch::Batch::is_deferred) behind its earlier ones, because MongoDB cannot order two
-//! cookies of the same millisecond. After a crash, some cookies may be written twice, which changes nothing.
+//! cookies of the same millisecond. A crash may cause cookies to be written twice, which changes nothing.
 //!
 //! A [`RetryEntry`] has at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module is the index of the entries: 32
 //! bytes each. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half
-//! of the queue, two DSPs a third each. All unlisted DSPs without a slot share half of the queue, because clients can
-//! invent DSPs. Cookies that do not fit become dead letters.
+//! of the queue, two DSPs a third each. All unlisted DSPs without a database share half of the queue, because clients
+//! can invent DSPs. Cookies that do not fit become dead letters.
 
 mod retry;
 
@@ -35,14 +35,14 @@ use crate::{
 };
 pub use retry::Retrier;
 
-/// Maximum size of the queue.
+/// Maximum bytes of the queue.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum number of cookies of an entry. The largest ones take 350 kB.
+/// Maximum number of cookies of an entry. With the largest cookies, it has 350 kB.
 const ENTRY_COOKIES_MAX: usize = 1_000;
 
-/// Overhead of an entry: its document and its index entry, rounded up so that the queue has at most 262,144 entries, which are
-/// all read at startup.
+/// Bytes of overhead of an entry: its document and its index entry. Rounded up, so that the queue has at most 262,144 entries:
+/// all are read at startup.
 const ENTRY_BYTES: u64 = 1 << 10;
 
 /// Maximum bytes of one retry.
@@ -54,7 +54,7 @@ pub struct RetryQueue {
     index: Arc<Mutex<Index>>,
     /// Notified when entries are added.
     changed: Arc<Notify>,
-    /// DSPs that always have a slot.
+    /// DSPs that are always accepted (`--dsps`).
     listed: Arc<BTreeSet<u32>>,
     bytes_max: u64,
     deletions: Deletions,
@@ -76,7 +76,7 @@ struct DspEntries {
 }
 
 impl RetryQueue {
-    /// An empty queue. `listed` DSPs always have a slot.
+    /// An empty queue. `listed` DSPs are always accepted.
     pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::RetryQueue) -> Self {
         Self {
             index: Arc::default(),
@@ -88,7 +88,7 @@ impl RetryQueue {
         }
     }
 
-    /// Deletions, which also apply to queued cookies.
+    /// The deletions, which also cover queued cookies.
     pub fn deletions(&self) -> &Deletions {
         &self.deletions
     }
@@ -138,7 +138,7 @@ impl RetryQueue {
             if !has_capacity || !may_use_it {
                 overflow.extend(indices.iter().map(|index| RejectedCookie {
                     index: *index,
-                    reason: "the store rejected it and the retry queue is full".to_owned(),
+                    reason: "the store deferred it, but the retry queue is full".to_owned(),
                 }));
                 continue;
             }
@@ -243,7 +243,7 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     parts.collect()
 }
 
-/// The deletions of users that concern a DSP, as entries of this DSP without numbers.
+/// Packs the deletions of users that remove cookies of a DSP into entries of this DSP without numbers.
 fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
     let deletions = batch.deletions().iter();
     let deletions: Vec<&Deletion> = deletions.filter(|it| it.removes_from(dsp_id)).collect();
@@ -278,7 +278,7 @@ fn entry<'a>(
     FullRetryEntry { entry, chunk }
 }
 
-/// Encodes records as a chunk with the time of the newest.
+/// Encodes records as a chunk with the time of the newest record.
 fn encode<'a>(cookies: impl ExactSizeIterator<Item = BatchCookie<'a>> + Clone) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
     let count = cookies.len();

@@ -4,12 +4,12 @@
 //! cookie), large enough to be efficient, or full. While the writer is busy, the batch grows to its limit. Then collecting
 //! stops, the buffer fills, and reading stops. There are at most three batches: one collected, one written, one committed.
 //!
-//! The writer writes a batch while the previous one is made durable with its cursors, because waiting for the disk in between
-//! would cost a fifth of the throughput. Failed operations are repeated until they succeed; the log shows the start and
-//! end of an outage. Cursors become durable after the cookies of their batch, or not at all.
+//! The writer writes a batch while it commits the previous one with its cursors: waiting for the disk in between would cost a
+//! fifth of the throughput. Failed operations are repeated until they succeed; the log shows the start and end of an outage.
+//! Cursors become durable after the cookies of their batch, or not at all.
 //!
-//! The last write attempt determines whether the store is up: during an outage, only its success ends the outage. When there
-//! is nothing to write, the store is pinged periodically.
+//! The last write attempt determines whether the store is up: during an outage, only a successful write ends it. When there
+//! is nothing to write, the writer pings the store periodically.
 //!
 //! The end of the buffer ends the collector after its last batch, and then the writer. All received cookies are stored,
 //! except in a fast drain, which skips the rest of the buffer because its deadline is near.
@@ -32,7 +32,7 @@ use writer::Writer;
 /// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
-/// Creates the channel from the collector to the writer. It holds at most one batch.
+/// Creates the channel from the collector to the writer, with a capacity of one batch.
 fn batch_channel() -> (BatchSender, BatchReceiver) {
     let (sender, receiver) = mpsc::channel(1);
     let sender = BatchSender {
@@ -46,7 +46,7 @@ fn batch_channel() -> (BatchSender, BatchReceiver) {
 #[derive(Debug)]
 struct BatchSender {
     batches: mpsc::Sender<(Batch, OwnedSemaphorePermit)>,
-    /// One permit, which is held while a batch is being written.
+    /// One permit, which the batch being written holds.
     idle: Arc<Semaphore>,
 }
 
@@ -73,7 +73,7 @@ pub enum Failure {
     /// The store failed permanently in this process.
     #[error("the store failed permanently: {0}")]
     Broken(String),
-    /// It was stopped without waiting for the store.
+    /// The process stopped without waiting for the store.
     #[error("stopped while the store was unavailable")]
     Stopped,
 }

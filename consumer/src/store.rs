@@ -1,7 +1,7 @@
 //! The interface of stores, and its implementations.
 //!
-//! A store receives whole batches. Order, connections and writes that it may skip are up to the store, within the
-//! requirements of [`Store`].
+//! A store receives complete batches. It chooses the order of writes, the connections and the writes that it skips,
+//! within the requirements of [`Store`].
 
 pub mod discard;
 pub mod embedded;
@@ -28,19 +28,19 @@ pub enum StoreError {
     /// Temporary: the same operation may succeed later.
     #[error("{0}")]
     Unavailable(String),
-    /// Permanent in this process.
+    /// Permanent until a restart of this process.
     #[error("{0}")]
     Broken(String),
 }
 
-/// Outcome of a write: the cookies named here, by their index in the batch. All others are now in the store.
+/// Outcome of a write. Lists cookies by their index in the batch; all others are now in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
     /// Older than the stored cookie of their pair.
     pub stale: Vec<u32>,
     /// Permanently rejected.
     pub rejected: Vec<RejectedCookie>,
-    /// Not written now, because the slot of their DSP fails or does not exist yet.
+    /// Not written now, because the database of their DSP fails or does not exist yet.
     pub deferred: Vec<DeferredCookies>,
     /// Passed to [`Store::commit`].
     pub receipt: Receipt,
@@ -55,7 +55,7 @@ pub struct Receipt(pub [u8; 12]);
 pub struct StoredState {
     /// The durable cursors, one per producer.
     pub cursors: Vec<Cursor>,
-    /// The DSPs that have a slot, in any order.
+    /// The DSPs in the store, in any order.
     pub slots: Vec<u32>,
     /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
     pub retry_queue: Vec<RetryEntry>,
@@ -64,9 +64,9 @@ pub struct StoredState {
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryEntry {
-    /// Increasing: the time of queueing in microseconds since the Unix epoch, or the last number plus one.
+    /// Increasing: the time of queueing in microseconds since the Unix epoch, or the last number plus one if that is higher.
     pub number: u64,
-    /// The DSP of all its cookies.
+    /// The DSP of all cookies of the entry.
     pub dsp_id: u32,
     /// Its number of cookies.
     pub cookies: u64,
@@ -90,9 +90,9 @@ pub struct FullRetryEntry {
 pub struct DeferredCookies {
     /// The DSP.
     pub dsp_id: u32,
-    /// The error; `None` if the slot does not exist yet or earlier cookies are queued.
+    /// The error; `None` if the database does not exist yet or earlier cookies are queued.
     pub why: Option<Arc<str>>,
-    /// Their indices in the batch.
+    /// The indices of the cookies in the batch.
     pub indices: Vec<u32>,
 }
 
@@ -122,7 +122,7 @@ impl WriteOutcome {
         }
     }
 
-    /// Indices of cookies of which the store has neither this nor a newer one: rejected and deferred ones.
+    /// Indices of rejected and deferred cookies: the store has neither these nor newer ones.
     pub fn not_stored(&self) -> impl Iterator<Item = u32> {
         let rejected = self.rejected.iter().map(|rejected| rejected.index);
         let deferred = self.deferred.iter().flat_map(|it| &it.indices);
@@ -152,7 +152,7 @@ pub struct Expiry<'a> {
     pub time_left: Option<Duration>,
     /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
-    /// Up to which time stored cookies of a user and DSP are deleted, in microseconds since the Unix epoch; 0 for none.
+    /// Returns the time up to which stored cookies of a user and DSP are deleted, in microseconds since the Unix epoch; 0 for none.
     pub deleted_until: &'a (dyn Fn(&[u8], u32) -> u64 + Send + Sync),
     /// Receives each step of a sweep.
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
@@ -172,13 +172,13 @@ pub struct SweepProgress {
 /// Result of an expiry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpiryResult {
-    /// Expired cookies, including superseded values, deleted since the last call and not reported as progress.
+    /// Expired cookies, including superseded values, that were deleted since the last call and not reported as progress.
     pub deleted: u64,
     /// Whether nothing remains to be done. Otherwise the next call should follow soon.
     pub complete: bool,
-    /// How long ago the oldest cookie of each DSP expired. Only DSPs with expired cookies, if the store can tell.
+    /// Time since the oldest cookie of each DSP expired. Only DSPs known to have expired cookies.
     pub overdue: BTreeMap<u32, Duration>,
-    /// The first error that concerns a single DSP. All other DSPs are done.
+    /// The first error that concerns a single DSP. All other DSPs are complete.
     pub failed: Option<StoreError>,
 }
 
@@ -203,9 +203,9 @@ pub type BuyerUids = BTreeMap<u32, String>;
 pub struct LookupResult {
     /// The buyer uids of the user.
     pub buyer_uids: BuyerUids,
-    /// DSPs whose slot could not be read.
+    /// DSPs whose cookies could not be read.
     pub unavailable: Vec<u32>,
-    /// The error of the first one.
+    /// The error of the first unavailable DSP.
     pub why: Option<String>,
 }
 
@@ -237,7 +237,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When the store cannot be read.
     fn load(&self) -> StoreFuture<'_, StoredState>;
 
-    /// Adds the stored deletions to a table, in parts, because a store can have more than fit in memory.
+    /// Adds the stored deletions to a table, in parts, because a store can have more deletions than fit in memory.
     ///
     /// # Errors
     /// When the store cannot be read. A later call adds all of them.
@@ -249,21 +249,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [committed](Self::commit).
     ///
     /// First the batch's [deletions](Batch::deletions) are stored, and the cookies that they cover are removed.
-    /// Deletions of a DSP are only stored; see [`remove_dsp`](Self::remove_dsp). For a DSP in
-    /// [`deferred`](WriteOutcome), possibly no cookie was removed.
+    /// Deletions of a DSP are only stored; see [`remove_dsp`](Self::remove_dsp). Cookies of a DSP in
+    /// [`deferred`](WriteOutcome) may not have been removed.
     ///
     /// Newest wins, by the rule of [`proto::newest`]: a cookie older than the stored one of its pair is skipped. Times are
     /// compared in the resolution of the store: microseconds (embedded) or milliseconds (MongoDB). Idempotent: after an error
-    /// any of the cookies may be stored, and the same batch can be written again. Called by one task at a time.
+    /// any of the cookies may be stored, and the same batch can be written again. Only one task may call it at a time.
     ///
-    /// A failing slot does not affect other DSPs: its cookies are returned as [deferred](WriteOutcome::deferred).
+    /// A failing database does not affect other DSPs: its cookies are returned as [deferred](WriteOutcome::deferred).
     ///
     /// # Errors
     /// When other cookies were not written.
     fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Makes the cookies of a written batch durable, and then its cursors and slots. Batches are committed in order; the next
-    /// one may be written at the same time. A no-op for a store whose [`write`](Self::write) is already durable.
+    /// Makes the cookies of a written batch durable, and then its cursors and new DSPs. Batches are committed in order; the
+    /// next one may be written at the same time. A no-op for a store whose [`write`](Self::write) is already durable.
     ///
     /// # Errors
     /// When the batch may not be durable. It must then be written again before the next commit.
@@ -271,9 +271,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Writes `batch`, which has only cookies of this DSP, and makes them durable. Creates the slot of the DSP if needed.
-    /// With an empty batch, checks whether the slot is writable. May run concurrently with [`write`](Self::write) and for
-    /// several DSPs.
+    /// Writes `batch`, which has only cookies of this DSP, and makes them durable. Creates the DSP's database if needed.
+    /// With an empty batch, checks whether the database is writable. May run concurrently with [`write`](Self::write) and
+    /// for several DSPs.
     ///
     /// # Errors
     /// When not all cookies were written.
@@ -285,13 +285,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Whether the DSP has a slot.
+    /// Whether the DSP has a database.
     fn has_slot(&self, _dsp_id: u32) -> bool {
         true
     }
 
-    /// Adds entries to the retry queue; they are durable when it returns. Idempotent: after an error any of them may be
-    /// there, and the same entries can be added again.
+    /// Adds entries to the retry queue; they are durable when it returns. Idempotent: after an error any of the entries
+    /// may exist, and the same entries can be added again.
     ///
     /// # Errors
     /// When not all were added.
@@ -316,8 +316,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The buyer uids of a user. Never returns an expired cookie, or one that `deletions` cover. DSPs whose slot cannot be read are
-    /// named in the result.
+    /// The buyer uids of a user. Never returns an expired cookie, or one that `deletions` cover. The result names the DSPs that
+    /// cannot be read.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -327,8 +327,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         deletions: &'a Deletions,
     ) -> StoreFuture<'a, LookupResult>;
 
-    /// The next cookies of a DSP, after a bounded number of reads; possibly none although others follow. Never returns an expired
-    /// cookie, or one that `deletions` cover.
+    /// The next cookies of a DSP, after a bounded number of reads. A page may be empty although others follow. Never returns an
+    /// expired cookie, or one that `deletions` cover.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -358,7 +358,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [needed](crate::deletions::StoredDeletion::is_needed).
     ///
     /// # Errors
-    /// When the store fails; a later call removes them too.
+    /// When the store fails; a later call also removes these deletions.
     fn remove_deletions_until(&self, _floor: u64) -> StoreFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -369,8 +369,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When it is not writable.
     fn ping(&self) -> StoreFuture<'_, ()>;
 
-    /// The other consumer that owns expiry and compaction of a shared store; `None` if this consumer owns them. Must be
-    /// called before each expiry and compaction, and every ten minutes.
+    /// The name of the other consumer that owns expiry and compaction of a shared store; `None` if this consumer owns
+    /// them. Must be called before each expiry and compaction, and every ten minutes.
     ///
     /// # Errors
     /// When the owner cannot be determined.
@@ -400,8 +400,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>>;
 
     /// Reclaims the disk space of deleted cookies, if the store does not do so itself and enough can be reclaimed. Returns
-    /// whether nothing remains to be done. The store records what was compacted. When `stop` is cancelled, it starts no
-    /// further collection and stops the current one as soon as possible.
+    /// whether nothing remains to be done. The store records compactions. When `stop` is cancelled, it starts no further
+    /// collection and stops the current one as soon as possible.
     ///
     /// # Errors
     /// When a collection failed; all others are done. A later call completes it.

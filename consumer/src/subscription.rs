@@ -1,8 +1,8 @@
-//! Subscription to one producer address: connects, resumes, checks sequences and pushes into the [`buffer`].
+//! Subscription to one producer address: connects, resumes, checks sequence numbers and pushes into the [`buffer`].
 //!
-//! Reading waits only while the buffer is full. A lost stream is reopened with backoff, which is reset by the first message
-//! after `Hello`, not by a connection. The stream resumes after the last *pushed* item, and after a restart of this process
-//! from the cursors in the store.
+//! Reading waits only while the buffer is full. A lost stream is reopened with backoff. The first message after `Hello`
+//! resets the backoff; a connection does not. The stream resumes after the last *pushed* item. After a restart of this
+//! process, it resumes from the cursors in the store.
 //!
 //! Logs state changes only (connected, disconnected, rejected), not connection attempts.
 
@@ -53,13 +53,13 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time without an event: three heartbeat intervals.
 const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 
-/// Time to detect that a stream was closed in favor of a sibling's stream.
+/// Time to detect that a stream was closed in favor of a sibling: a stream of the same producer at another address.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Minimum time between two gap warnings. Further gaps are logged at `debug`; all are counted.
 const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Minimum wait for a heartbeat that was not in a buffer of the connection, in microseconds.
+/// Minimum wait for a heartbeat, in microseconds. After a shorter wait, it may come from a buffer of the connection.
 const HEARTBEAT_WAIT_MICROS: u64 = 50_000;
 
 /// Shared by all subscriptions of a process.
@@ -77,7 +77,7 @@ pub struct Context {
     pub producers: Producers,
     /// Deletions, whose effect is confirmed to the producers.
     pub deletions: Deletions,
-    /// TTLs, which the producers may shorten.
+    /// TTLs, which reports of the producers may shorten.
     pub ttls: Ttls,
     /// Metrics of subscriptions.
     pub metrics: metrics::Subscription,
@@ -96,7 +96,7 @@ pub struct Subscription {
     stop: CancellationToken,
     backoff: Backoff,
     logged: LoggedState,
-    /// The producer whose stream from here was last lost.
+    /// The producer whose stream from this address was last lost.
     lost: Option<Arc<str>>,
     /// When a gap was last logged.
     gap_logged: Option<Instant>,
@@ -169,7 +169,7 @@ impl Subscription {
         self.log_disconnected(ended);
         match ended {
             StreamEnd::Superseded(Some(producer)) => {
-                // The stream from the other address receives the changes.
+                // The other address reports the TTLs of this producer.
                 self.report_ttls(&TimesToLive::default());
                 loop {
                     self.context.producers.wait_released(producer).await;
@@ -192,13 +192,13 @@ impl Subscription {
         match (previous, ended) {
             (LoggedState::Down(previous), _) if previous == why => {}
             (_, StreamEnd::Superseded(Some(producer))) => {
-                tracing::info!(%address, %producer, "standing by; the stream of this producer uses a different address");
+                tracing::info!(%address, %producer, "standing by; a stream from a different address of this producer is open");
             }
             (_, StreamEnd::Superseded(None)) => {
                 tracing::warn!(%address, name = self.context.name, "another process uses the name of this consumer; give each consumer its own --name");
             }
             (_, StreamEnd::ProtocolViolation(_) | StreamEnd::Wire(_)) => {
-                tracing::warn!(%address, why, "closed the stream because of an invalid message");
+                tracing::warn!(%address, why, "closed the stream because of an invalid message, retrying");
             }
             (_, StreamEnd::Drained) => tracing::info!(%address, "producer drained"),
             (LoggedState::Connected(producer), _) => {
@@ -206,7 +206,7 @@ impl Subscription {
                 let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
                 tracing::warn!(
                     %address, %producer, epoch, sequence, why,
-                    "connection to producer lost, retrying; cookies after this sequence are unaccounted for until it reconnects"
+                    "connection to producer lost, retrying; cookies after this sequence number are unaccounted for until it reconnects"
                 );
                 self.lost = Some(producer);
             }
@@ -263,7 +263,7 @@ impl Subscription {
             let received = match received.unwrap_or(Err(StreamEnd::Silent(EVENT_TIMEOUT))) {
                 Ok(received) => received,
                 Err(StreamEnd::Status(status)) if status.code() == Code::Aborted => {
-                    // The sibling's hello may arrive a moment later than this status.
+                    // The sibling's `Hello` may arrive a moment after this status.
                     let sibling = timeout(SIBLING_TIMEOUT, guard.wait_sibling()).await;
                     let producer = Arc::clone(position.producer());
                     return Err(StreamEnd::Superseded(sibling.ok().map(|()| producer)));
@@ -272,12 +272,12 @@ impl Subscription {
             };
             let is_ttls = matches!(&received, StreamMessage::Event(Event::TimesToLive(_)));
             if !std::mem::replace(&mut has_event, true) && !is_ttls {
-                // This producer has none. The previous one at this address may have had some.
+                // This producer reports no TTLs. The previous one at this address may have reported some.
                 self.report_ttls(&TimesToLive::default());
             }
             let handled = self.handle(received, began, &mut position, &mut guard);
             handled.await?;
-            // Only valid cookies, losses or heartbeats count as progress: times to live follow each Hello.
+            // Times to live follow each `Hello`, so they do not count as progress. All other valid messages do.
             if !is_ttls {
                 self.backoff.reset();
             }
@@ -296,7 +296,7 @@ impl Subscription {
         })
     }
 
-    /// Handles one message after `Hello`, for which the wait began at this time.
+    /// Handles one message after `Hello`. The wait for it began at `began`, in microseconds since the Unix epoch.
     async fn handle(
         &mut self,
         received: StreamMessage,
@@ -353,7 +353,7 @@ impl Subscription {
             }
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
-                // One from a buffer may be old, and older than cookies that follow it.
+                // A heartbeat from a buffer may be older than the cookies that follow it.
                 if unix_micros().saturating_sub(began) >= HEARTBEAT_WAIT_MICROS {
                     guard.caught_up(began);
                 }
@@ -431,7 +431,7 @@ impl Subscription {
     fn report_ttls(&self, ttls: &TimesToLive) {
         if self.context.ttls.report(self.address(), ttls) {
             let (address, dsps) = (self.address(), ttls.dsps.len());
-            tracing::info!(%address, dsps, "contracts of a producer changed times to live");
+            tracing::info!(%address, dsps, "a producer's contracts changed times to live");
         }
     }
 
@@ -463,7 +463,7 @@ impl Subscription {
 }
 
 impl Drop for Subscription {
-    /// The producer of an address that is no longer resolved is gone.
+    /// Withdraws the TTL report of an address that is no longer resolved.
     fn drop(&mut self) {
         let address = self.address();
         self.context.ttls.report(address, &TimesToLive::default());

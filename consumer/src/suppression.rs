@@ -2,22 +2,22 @@
 //!
 //! A user who syncs again with the same DSP nearly always has the same buyer uid. For an interval after a cookie was stored,
 //! such a duplicate is suppressed: writing it would only extend the cookie's expiry. A changed buyer uid always passes, unless
-//! it is older than a suppressed duplicate: then it is stale, which the store could not detect.
+//! it is older than a suppressed duplicate. Then it is stale, which the store could not detect.
 //!
-//! The table contains only cookies that this process has seen *stored*, so it is correct unless another process writes
-//! to or deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the
-//! store has it, no duplicate of that pair is suppressed, whether of the new value or of the previous one. A late
-//! duplicate of a cookie that has expired since is not suppressed either, because the store may have deleted the
-//! cookie. Only the batch that set an entry pending can confirm it. Entries that are older than the interval or do not
-//! fit are evicted. This costs a write, and loses the time of the newest suppressed duplicate.
+//! The table contains only cookies that this process has *stored*, so it is correct unless another process writes to or
+//! deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the store
+//! has the cookie, no duplicate of that pair is suppressed, whether of the new value or of the previous one. A late
+//! duplicate of an expired cookie is not suppressed either, because the store may have deleted the cookie. Only the
+//! batch that set an entry pending can confirm it. Entries that are older than the interval or do not fit are evicted.
+//! An eviction costs a write, and loses the time of the newest suppressed duplicate.
 //!
 //! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
 //! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).
 //!
-//! The table also determines which pairs the store has; they are replaced instead of inserted.
+//! The table also determines which pairs the store has: their cookies are replaced instead of inserted.
 //!
-//! Cost per cookie: a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached; another one when
-//! it is stored. The system zeroes memory when it is first touched, up to the budget.
+//! Cost per cookie: a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached; another access
+//! when the cookie is stored. The system allocates and zeroes memory when it is first touched, up to the budget.
 
 use std::{collections::HashSet, hash::Hasher, time::Duration};
 
@@ -33,7 +33,7 @@ use crate::{
 /// Entries per bucket. Five entries use 120 of 128 bytes.
 const WAYS: usize = 5;
 
-/// Entries of three words each. Words, because a zeroed vector uses no memory until it is touched.
+/// Entries of three words each. A zeroed vector of words uses no memory until it is touched.
 type Bucket = [u64; 3 * WAYS + 1];
 
 /// A bounded table of stored cookies.
@@ -58,7 +58,7 @@ struct PairEntry {
     state: EntryState,
     /// Acceptance time in seconds since the Unix epoch; never 0. Valid until 2106.
     second: u32,
-    /// Acceptance time of its newest duplicate, in milliseconds after `second`.
+    /// Acceptance time of the newest duplicate, in milliseconds after `second`.
     newest_millis: u32,
 }
 
@@ -66,15 +66,15 @@ struct PairEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct EntryState(u64);
 
-/// The lowest bits of the word of a value: its state.
+/// Mask of the state, in the lowest bits of the value's word.
 const STATE: u64 = 3;
 
 impl EntryState {
-    /// The store has it.
+    /// The store has the cookie.
     const STORED: Self = Self(0);
 
-    /// The batch will write it. The batches being collected, written and committed have different states; older batches are
-    /// recorded.
+    /// The batch will write the cookie. The batches being collected, written and committed have different states; older
+    /// batches are already recorded.
     fn pending(batch: BatchId) -> Self {
         Self(1 + batch.0 % 3)
     }
@@ -83,11 +83,11 @@ impl EntryState {
 /// Outcome of a cookie of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The store has it.
+    /// The store has the cookie.
     Stored,
-    /// The store has a newer one.
+    /// The store has a newer cookie.
     Stale,
-    /// The store has neither.
+    /// The store has neither this cookie nor a newer one.
     NotStored,
 }
 
@@ -132,13 +132,13 @@ impl Suppression {
     }
 
     /// Sets the time up to which cookies of the next pair are deleted, in microseconds since the Unix epoch; 0 for none. Entries of
-    /// the pair from before that time count as unknown.
+    /// the pair from before that time do not count.
     pub fn set_deleted(&mut self, unix_micros: u64) {
         self.deleted = unix_micros;
     }
 
-    /// Records the next part of a batch's [`outcomes`]. Parts keep the lock of the table short. A batch must be recorded before
-    /// cookies of the batch after the next are filtered.
+    /// Records the next part of a batch's [`outcomes`]. Parts shorten the time that the table is locked. A batch must be
+    /// recorded before cookies of the batch after the next are filtered.
     pub fn record(&mut self, batch: BatchId, part: impl Iterator<Item = (Fingerprint, Outcome)>) {
         if self.buckets.is_empty() {
             return;
@@ -161,7 +161,7 @@ impl Suppression {
         }
     }
 
-    /// Removes cookies of a batch that turned out not to be stored.
+    /// Removes cookies of a batch that were recorded as stored, but were not stored.
     pub fn remove(&mut self, batch: &Batch, indices: &HashSet<u32>) {
         if self.buckets.is_empty() {
             return;
@@ -169,7 +169,7 @@ impl Suppression {
         let fingerprints = (0..).zip(batch.fingerprints());
         for (_, fingerprint) in fingerprints.filter(|(index, _)| indices.contains(index)) {
             let bucket = self.bucket(fingerprint);
-            // A later batch that has set it pending will record it.
+            // If a later batch has set the entry pending, that batch records it.
             if let Some((at, _)) = find_in(bucket, fingerprint, EntryState::STORED) {
                 put(bucket, at, None);
             }
@@ -188,7 +188,7 @@ impl Suppression {
     }
 
     fn is_fresh(&self, entry: &PairEntry, cookie: &BatchCookie<'_>) -> bool {
-        // The store may have deleted by a shorter TTL than the current one.
+        // The store may have deleted the cookie because of a shorter TTL than the current one.
         let ttl = self.ttls.shortest(cookie.dsp_id);
         let interval = self.interval.min(ttl / 2);
         let is_recent = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
@@ -205,7 +205,7 @@ impl DedupFilter for Suppression {
         let mut hasher = SipHasher13::new_with_keys(self.keys.0, self.keys.1);
         hasher.write_u32(cookie.dsp_id);
         hasher.write(cookie.user_id);
-        // A separator that cannot be part of a user id.
+        // A separator, which no user id contains.
         hasher.write_u8(0);
         let pair = hasher.finish();
         hasher.write(cookie.buyer_uid);
@@ -222,7 +222,7 @@ impl DedupFilter for Suppression {
         }
     }
 
-    /// A cookie with the decision `Write` must be added to the batch.
+    /// The caller must add a cookie with the decision `Write` to the batch.
     fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,

@@ -1,7 +1,7 @@
 //! Times to live of cookies, by DSP. No `async`.
 //!
 //! Producers report the times to live of their contracts. With a floor, a report shortens the configured TTL of a DSP, but
-//! never below the floor. If reports differ, the longest applies. A lookup then costs an uncontended read lock.
+//! never below the floor. If reports differ, the longest TTL applies. A lookup then costs an uncontended read lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ struct Reports {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Report {
     by_dsp: BTreeMap<u32, Duration>,
-    /// That of all other DSPs.
+    /// The TTL of all other DSPs.
     others: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ impl Ttls {
         }
     }
 
-    /// Lets reports shorten these TTLs to `floor`; `None` ignores reports.
+    /// Lets reports shorten these TTLs, but not below `floor`; `None` ignores reports.
     pub fn with_floor(mut self, floor: Option<Duration>) -> Self {
         let reported = |floor| ReportedTtls {
             floor,
@@ -70,7 +70,7 @@ impl Ttls {
         reported.map_or(configured, |reported| reported.min(configured))
     }
 
-    /// The shortest TTL that a DSP's cookies can have with any reports.
+    /// The shortest TTL of a DSP's cookies that any report can cause.
     pub fn shortest(&self, dsp_id: u32) -> Duration {
         let configured = self.configured(dsp_id);
         let floor = self.reported.as_ref().map(|it| it.floor);
@@ -87,18 +87,18 @@ impl Ttls {
         named.fold(self.default, Duration::max)
     }
 
-    /// Cookies of `dsp_id` accepted before this time have expired at `now`. Both in microseconds since the Unix epoch.
+    /// Cookies of `dsp_id` accepted before the returned time have expired at `now`. Both are in microseconds since the Unix epoch.
     pub fn expired_before(&self, dsp_id: u32, now: u64) -> u64 {
         before(now, self.of(dsp_id))
     }
 
-    /// Number of DSPs that reports name.
+    /// Number of DSPs with a reported TTL.
     pub fn reported_dsps(&self) -> usize {
         let count = |it: &Arc<ReportedTtls>| it.read(|reports| reports.longest.by_dsp.len());
         self.reported.as_ref().map_or(0, count)
     }
 
-    /// Sets the report of the producer at `address`, an empty one to withdraw it. Returns whether TTLs have changed.
+    /// Sets the report of the producer at `address`; an empty report withdraws it. Returns whether TTLs have changed.
     pub fn report(&self, address: SocketAddr, message: &TimesToLive) -> bool {
         let set = |it: &Arc<ReportedTtls>| {
             let mut reports = it.reports.write().unwrap_or_else(PoisonError::into_inner);

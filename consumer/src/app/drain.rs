@@ -1,8 +1,8 @@
 //! Order and deadlines of a drain.
 //!
-//! A drain follows the data: reading stops, the last batch is written with its cursors, then the other tasks stop. When half
-//! of the time is used, the consumer skips what is still in the buffer. The cursors of these cookies are not committed, so
-//! producers send them again.
+//! A drain follows the data: reading stops, the last batch is written with its cursors, then the other tasks stop. After
+//! half of its time, the consumer skips the cookies still in the buffer. It does not commit their cursors, so producers send
+//! them again.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use super::App;
 /// Maximum time that a drain waits for a store that is down.
 const STORE_DOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Part of the drain timeout after the end of the pipeline: half of it to end the admin port and maintenance, half of
-/// it to close the store.
+/// Time reserved after the end of the pipeline: half for stopping the admin port and maintenance, half for closing the
+/// store.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl App {
     /// Stops reading, writes the received cookies, commits their cursors and stops, all within the drain timeout.
     ///
-    /// The pipeline gets all of this time except two seconds (half of it if that is less). After half of its time it skips
-    /// the rest of the buffer. It waits up to two seconds for a store that is down.
+    /// The pipeline gets the drain timeout minus two seconds, but at least half of the timeout. After half of its time it
+    /// skips the rest of the buffer. It waits up to two seconds for a store that is down.
     ///
     /// A batch that could not be stored is not an error: after the next start the consumer resumes from the cursors in the
     /// store, and producers that still have these cookies send them again.

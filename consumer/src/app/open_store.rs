@@ -10,7 +10,7 @@ use crate::{
 /// Opens the configured store. MongoDB is not contacted yet.
 ///
 /// # Errors
-/// When the embedded store cannot be opened, with how to fix it.
+/// When the embedded store cannot be opened. The error states the remedy.
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     Ok(match &config.storage.store {
         StoreConfig::Embedded(dir) => {

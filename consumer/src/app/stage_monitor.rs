@@ -50,7 +50,7 @@ mod tests {
         }
     }
 
-    /// Whether a failure was reported by a stage that ends like `work`.
+    /// The failure reported for a stage that runs `work`, if any.
     async fn reported(
         monitor: &StageMonitor,
         work: impl Future<Output = Result<(), Failure>> + Send + 'static,

@@ -9,23 +9,23 @@ use proto::cursor::Position;
 pub struct Cursor {
     /// The producer.
     pub producer: Arc<str>,
-    /// The epoch of the producer that the sequence belongs to.
+    /// The epoch of `sequence`.
     pub epoch: u64,
-    /// The newest sequence that is received or lost.
+    /// The newest sequence number that was received or lost.
     pub sequence: u64,
     /// Whether the producer has sent `Goodbye`: nothing follows in this epoch.
     pub complete: bool,
 }
 
 impl Cursor {
-    /// Its position, comparable with others of the same producer.
+    /// The position; comparable only with positions of the same producer.
     pub fn position(&self) -> Position {
         let (epoch, sequence) = (self.epoch, self.sequence);
         Position { epoch, sequence }
     }
 
-    /// Advances to `next`, of the same producer, unless that is behind in the same epoch. A different epoch always replaces
-    /// this one.
+    /// Advances to `next`, a cursor of the same producer, unless `next` is behind in the same epoch. A different epoch
+    /// always replaces this one.
     pub fn advance(&mut self, next: &Cursor) {
         match next.position().partial_cmp(&self.position()) {
             Some(Ordering::Less) => {}

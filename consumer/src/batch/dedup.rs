@@ -10,7 +10,7 @@ pub enum DedupDecision {
     Suppress,
     /// Skip it: it is older than the stored one, or than a suppressed duplicate of the stored one.
     Stale,
-    /// Reject it: its DSP has no slot.
+    /// Reject it: its DSP is not accepted.
     NoDspSlot,
     /// Reject it: it has expired.
     Expired,
@@ -31,7 +31,7 @@ pub trait DedupFilter {
     /// The fingerprint of a cookie, for [`decide`](Self::decide).
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint;
 
-    /// Prefetches the entries of these fingerprints, whose decisions follow in this order.
+    /// Prefetches the entries of these fingerprints. Their decisions follow in this order.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]);
 
     /// Decides on a cookie that would be added to this batch.
@@ -42,7 +42,7 @@ pub trait DedupFilter {
         batch: BatchId,
     ) -> DedupDecision;
 
-    /// Records a deletion, which covers later arrivals.
+    /// Records a deletion, so that later arrivals are covered too.
     fn delete(&mut self, _deletion: &Deletion) {}
 }
 

@@ -1,4 +1,4 @@
-//! Deletions of a batch, and the DSPs whose records it must queue.
+//! Deletions of a batch, and the DSPs whose cookies must be added to the retry queue.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ impl Batch {
         &self.deletions
     }
 
-    /// Removes the cookies that a deletion covers, and all deletions but the latest of each scope. Must be called once,
-    /// after the last push.
+    /// Removes covered cookies, and all deletions except the latest of each scope. Must be called once, after the last
+    /// push.
     pub fn remove_deleted(&mut self, deletions: &Deletions) {
         let by_scope = |a: &Deletion, b: &Deletion| {
             let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));
@@ -43,13 +43,13 @@ impl Batch {
         self.deferred.contains(&dsp_id)
     }
 
-    /// Sets the DSPs whose cookies must be queued.
+    /// Sets the DSPs whose cookies must be added to the retry queue.
     pub fn defer_dsps(&mut self, dsps: BTreeSet<u32>) {
         self.deferred = dsps;
     }
 
-    /// The DSPs whose cookies its deletions concern: DSPs with a slot, and DSPs in the retry queue, whose slot a retry may
-    /// be creating. A deletion of one of the latter must be queued, too.
+    /// The DSPs from which the batch's deletions remove cookies: those in `slots`, which have a database, and those in
+    /// the retry queue, whose database a retry may be creating.
     pub fn dsps_with_removals(&self, slots: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut dsps = slots | &self.deferred;
         dsps.retain(|dsp_id| self.deletions.iter().any(|it| it.removes_from(*dsp_id)));

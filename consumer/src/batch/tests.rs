@@ -209,7 +209,7 @@ fn deletion_covers_earlier_cookies_although_the_clock_of_the_node_is_behind() {
     deletions.add(&batch.deletions()[0]);
     batch.remove_deleted(&deletions);
     assert_eq!(buyers(&batch), [("v", 1, "other")]);
-    // A time without a limit would become the floor of the table.
+    // An unlimited time would become the floor of the table.
     let far = chunk(2, u64::MAX, &[("u", 1, "")]);
     batch.push(&"p1".into(), &far, 500);
     let until = batch.deletions().last().map(|it| it.until_unix_micros);

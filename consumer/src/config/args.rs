@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{maintenance_window::Window, store::mongodb, ttl::Ttls};
 
-/// Upper bound of sizes in memory and on disk, to reject typing errors.
+/// Upper bound of sizes in memory and on disk, to reject typos.
 const BYTES_MAX: usize = 1 << 40;
 
 const EXAMPLES: &str = "\
@@ -71,7 +71,7 @@ pub struct ProducersArgs {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
+    /// Expected number of producers; they share 96 MiB of receive windows [default: number discovered]
     ///
     /// The window of a stream (1 to 32 MiB) is set when it connects.
     #[arg(
@@ -80,7 +80,7 @@ pub struct ProducersArgs {
         default_value = "",
         value_parser = optional(count(1..=u32::MAX as usize))
     )]
-    // By its full path, clap does not treat the type specially.
+    // clap does not treat the type specially if it has its full path.
     pub producers_expected: std::option::Option<usize>,
 
     /// Unique subscriber name of this consumer on all producers [default: hostname]
@@ -151,7 +151,7 @@ pub struct StorageArgs {
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of DSPs not in --dsps that are accepted, first come, first served. Cookies of any others are rejected
+    /// Maximum number of accepted DSPs not in --dsps, first come, first served. Cookies of all other DSPs are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
@@ -205,7 +205,7 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory to recognize cookies stored within --refresh-interval, about 50 bytes per pair of user and DSP
+    /// Memory for recognizing cookies stored during --refresh-interval, about 50 bytes per pair of user and DSP
     #[arg(
         long,
         value_name = "BYTES",
@@ -299,20 +299,20 @@ pub struct ProcessArgs {
 }
 
 impl ProducersArgs {
-    /// Minimum number of producers that share the receive windows; more share them if more are discovered.
+    /// Minimum number of producers that share the receive windows. The number discovered applies if it is higher.
     pub fn producers_expected(&self) -> usize {
-        // Names may resolve later, but each has at least one address.
+        // Each host name has at least one address, even before it is resolved.
         self.producers_expected.unwrap_or(self.producer.len())
     }
 }
 
 impl StorageArgs {
-    /// DSPs that always have a slot.
+    /// DSPs that are always accepted.
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.dsps.iter().copied().flatten().collect()
     }
 
-    /// DSPs that never have a slot.
+    /// DSPs that are never accepted.
     pub fn rejected_dsps(&self) -> BTreeSet<u32> {
         self.rejected_dsps.iter().copied().flatten().collect()
     }

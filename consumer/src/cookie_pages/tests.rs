@@ -58,13 +58,13 @@ impl Node {
         Self { dir, pages, stream }
     }
 
-    /// Stores cookies that were accepted at this time, and the deletions without a uid.
+    /// Stores cookies accepted at this time. A cookie without a buyer uid is a deletion.
     async fn write(&self, accepted: u64, cookies: &[(&str, u32, &str)]) {
         let batch = Arc::new(batch(&[chunk(1, accepted, cookies)]));
         self.pages.store.write(batch).await.unwrap();
     }
 
-    /// Receives everything up to a sequence and a time.
+    /// Receives all cookies up to a sequence number and a time.
     fn receive(&mut self, sequence: u64, accepted_unix_micros: u64) {
         let arrival = Arrival {
             accepted_unix_micros,
@@ -87,7 +87,7 @@ impl Node {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// The rows of a page, and its end.
+    /// The rows of a page, and its last line.
     async fn page(&self, query: &str) -> (Vec<Value>, Value) {
         let (status, body) = self.get(TOKEN, query).await;
         assert_eq!(status, 200, "{body}");
@@ -187,7 +187,7 @@ async fn expired_deleted_and_newer_cookies_are_left_out() {
         dsp_id: 7,
         until_unix_micros: minutes_ago(5),
     });
-    // Cookies newer than the completeness of the node are also excluded.
+    // Cookies newer than the node's `as_of` are also excluded.
     let (rows, end) = node
         .page(&format!("?dsp=7&before={}", u64::MAX / 2000))
         .await;

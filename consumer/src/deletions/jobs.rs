@@ -1,4 +1,4 @@
-//! Long-running work of deletions: removes all cookies of a DSP, one DSP after the other, and removes old deletions.
+//! Background jobs of deletions: remove all cookies of a DSP, one DSP after another, and remove old deletions.
 
 use std::{sync::Arc, time::Duration};
 

@@ -24,7 +24,7 @@ enum Call {
     Stopped,
 }
 
-/// A store whose compaction is complete after three calls, and with one old cursor.
+/// A store with one old cursor, whose compaction is complete after three calls.
 #[derive(Debug, Default)]
 struct FakeStore {
     calls: Mutex<Vec<Call>>,
@@ -175,7 +175,7 @@ impl Setup {
         timeout(Duration::from_secs(60), both).await.unwrap();
     }
 
-    /// Waits for a state of the store.
+    /// Waits until `is_true` returns true for the store.
     async fn until(&self, is_true: impl Fn(&FakeStore) -> bool) {
         while !is_true(&self.store) {
             tokio::task::yield_now().await;
@@ -211,7 +211,7 @@ async fn expiry_and_compaction_run_within_their_windows() {
         assert_eq!(setup.store.compactions(), 0);
         setup.clock.set(at("10T03:00"));
         setup.until(|store| last_expiry_was(store, false)).await;
-        // It is repeated soon until it is complete.
+        // The compaction is repeated every minute until it is complete.
         for call in 1..=3 {
             setup.until(|store| store.compactions() == call).await;
             setup.clock.advance(RETRY_INTERVAL);

@@ -11,7 +11,7 @@ use crate::health::Health;
 /// Maximum number of failing DSPs with their own series.
 const FAILING_MAX: usize = 64;
 
-/// Registers them.
+/// Registers these metrics.
 ///
 /// # Errors
 /// When a name is already registered.

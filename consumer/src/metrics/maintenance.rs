@@ -9,7 +9,7 @@ use runtime::metrics::Registry;
 use super::gauge_value;
 use crate::store::SweepProgress;
 
-/// Maximum number of DSPs with a series of their overdue time.
+/// Maximum number of DSPs with a series for their overdue time.
 const OVERDUE_MAX: usize = 20;
 
 /// Metrics of maintenance.
@@ -20,7 +20,7 @@ pub struct Maintenance {
     /// 1 while the expiry window is open.
     pub expiry_open: IntGauge,
     overdue: IntGaugeVec,
-    /// Maximum time since a stored cookie expired, in seconds.
+    /// Time since the expiry of the longest expired stored cookie, in seconds.
     pub overdue_max: IntGauge,
     /// When the last expiry ended, in seconds since the Unix epoch.
     pub expiry_ended: IntGauge,

@@ -25,7 +25,7 @@ pub struct Sink {
     pub stored_seconds: Latency,
     /// Failed store operations.
     pub store_errors: IntCounter,
-    /// Unlisted DSPs with a slot.
+    /// Accepted unlisted DSPs.
     pub dsp_slots: IntGauge,
     /// Maximum of `dsp_slots`.
     pub dsp_slots_max: IntGauge,

@@ -14,7 +14,7 @@ pub struct Subscription {
     pub bytes: IntCounter,
     /// Bytes received but not yet part of a batch.
     pub buffer_bytes: IntGauge,
-    /// Maximum of `buffer_bytes` since the scrape before the last.
+    /// Maximum of `buffer_bytes` since the second-to-last scrape.
     pub buffer_bytes_peak: PeakGauge,
     /// Size of the buffer.
     pub buffer_bytes_max: IntGauge,
@@ -24,11 +24,11 @@ pub struct Subscription {
     pub violations: IntCounter,
     /// Events unknown to this version.
     pub unknown_events: IntCounter,
-    /// Detected duplicates of a producer id.
+    /// Messages that revealed a duplicate producer id.
     pub duplicate_producers: IntCounter,
-    /// Restarts without an exact loss.
+    /// Producer restarts whose exact loss is unknown.
     pub uncertain_restarts: IntCounter,
-    /// Upper bound of cookies lost at restarts with a known bound.
+    /// Sum of the upper bounds of cookies lost at restarts.
     pub uncertain_loss_cookies: IntCounter,
     /// Producer restarts by loss.
     pub restarts: IntCounterVec,

@@ -1,23 +1,23 @@
-//! Completeness of this node: the time up to which it has everything that a producer accepted. Pure.
+//! Completeness of this node: the time up to which it has all cookies that a producer accepted. Pure.
 
 /// Times of one epoch of a producer by the producer's clock, in microseconds since the Unix epoch; 0 if unknown.
 #[derive(Debug, Default)]
 pub(super) struct Completeness {
-    /// Everything accepted up to this time is received.
+    /// All cookies accepted up to this time were received.
     received: u64,
-    /// Everything accepted up to this time is durable.
+    /// All cookies accepted up to this time are durable.
     durable: u64,
     /// An earlier received position, and its time.
     mark: (u64, u64),
 }
 
 impl Completeness {
-    /// Records that everything accepted up to `time` is received.
+    /// Records that all cookies accepted up to `time` were received.
     pub(super) fn receive(&mut self, time: u64) {
         self.received = self.received.max(time);
     }
 
-    /// Records that everything up to the sequence `durable` is durable, and everything up to `received` was received.
+    /// Records the sequence numbers up to which all cookies are durable and received.
     pub(super) fn commit(&mut self, durable: u64, received: u64) {
         if durable >= self.mark.0 {
             self.durable = self.mark.1;
@@ -25,7 +25,7 @@ impl Completeness {
         }
     }
 
-    /// Everything accepted up to this time is durable; `None` if it is unknown. `is_durable` means that all received cookies are.
+    /// Time up to which all accepted cookies are durable; `None` if it is unknown. `is_durable` means that all received cookies are.
     pub(super) fn until(&self, is_durable: bool) -> Option<u64> {
         let until = if is_durable {
             self.received

@@ -11,11 +11,11 @@ use crate::batch::Cursor;
 /// State of a producer.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
-    /// Received or declared lost up to here; initially the cursor of the store.
+    /// Position up to which cookies were received or declared lost; initially the cursor of the store.
     received: Option<Cursor>,
     /// The change number of the table at its last advance.
     advanced_at: u64,
-    /// Durable epoch and sequence.
+    /// Durable epoch and sequence number.
     durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
     skew: Skew,
@@ -23,7 +23,7 @@ pub(super) struct Producer {
     completeness: Completeness,
     /// Number of open streams.
     streams: usize,
-    /// What this process observed of the current epoch.
+    /// The part of the current epoch that this process observed.
     observed: Option<ObservedRange>,
     duplicate_reported: bool,
 }
@@ -32,7 +32,7 @@ pub(super) struct Producer {
 #[derive(Debug, Clone, Copy)]
 struct NewestPosition {
     epoch: u64,
-    /// The sequence before the first requested one.
+    /// The sequence number before the first requested one.
     from: u64,
     sequence: u64,
 }
@@ -40,11 +40,11 @@ struct NewestPosition {
 /// Status of a producer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProducerStatus {
-    /// Whether an address reads from it, or last did.
+    /// Whether the producer is the last one that responded at an address.
     pub has_address: bool,
     /// Number of open streams.
     pub streams: usize,
-    /// Durable epoch and sequence.
+    /// Durable epoch and sequence number.
     pub durable: Option<(u64, u64)>,
     /// Known cookies that are not durable here.
     pub lag_cookies: Option<u64>,
@@ -53,14 +53,14 @@ pub struct ProducerStatus {
     pub skew_micros: Option<i64>,
 }
 
-/// What this process observed of one epoch of a producer.
+/// The part of one epoch of a producer that this process observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedRange {
     /// The epoch.
     pub epoch: u64,
-    /// The first observed sequence.
+    /// The first observed sequence number.
     pub from: u64,
-    /// Cookies lost in gaps from there on.
+    /// Cookies lost in gaps from `from` on.
     pub lost_in_gaps: u64,
 }
 
@@ -69,8 +69,7 @@ pub struct ObservedRange {
 pub enum AdvanceResult {
     /// No conflict.
     Normal,
-    /// Another stream of the same producer id with a different epoch is open, and both advance: two producers have the same
-    /// id.
+    /// Another open stream of this producer id has a different epoch, and both advance: two producers have the same id.
     DuplicateId {
         /// Whether this is the first detection for this id.
         is_first: bool,
@@ -101,7 +100,7 @@ impl Producer {
         self.streams
     }
 
-    /// Whether it must be kept when no address reads from it.
+    /// Whether the producer must be kept while no address reads from it.
     pub(super) fn is_known(&self) -> bool {
         self.received.is_some() || self.durable.is_some() || self.streams > 0
     }
@@ -111,7 +110,7 @@ impl Producer {
         self.durable.is_some()
     }
 
-    /// Epoch and sequence up to which it is durable.
+    /// Epoch and sequence number up to which cookies are durable.
     pub(super) fn durable(&self) -> Option<(u64, u64)> {
         self.durable
     }
@@ -130,22 +129,22 @@ impl Producer {
         }
     }
 
-    /// Records that everything accepted in this epoch up to a time was received.
+    /// Records that all cookies accepted in this epoch up to a time were received.
     pub(super) fn caught_up(&mut self, epoch: u64, unix_micros: u64) {
         if self.received.as_ref().is_some_and(|it| it.epoch == epoch) {
             self.completeness.receive(unix_micros);
         }
     }
 
-    /// Time up to which everything accepted is durable; `None` if no stream is open, or if the time is unknown.
+    /// Time up to which all accepted cookies are durable; `None` if no stream is open, or if the time is unknown.
     pub(super) fn complete_until(&self) -> Option<u64> {
         let received = self.received.as_ref().filter(|_| self.streams > 0)?;
         let received = Some((received.epoch, received.sequence));
         self.completeness.until(self.durable == received)
     }
 
-    /// Opens a stream after `at` to a producer that has everything up to `newest`. `previous` is the received position of the
-    /// previous epoch. Returns what this process observed of that epoch, if this is the first stream of the new one.
+    /// Opens a stream after `at` to a producer that has all cookies up to `newest`. `previous` is the received position of
+    /// the previous epoch. The first stream of the new epoch returns the observed range of the previous one.
     pub(super) fn open_stream(
         &mut self,
         at: &Cursor,
@@ -168,7 +167,7 @@ impl Producer {
         self.streams = self.streams.saturating_sub(1);
     }
 
-    /// Advances a stream to `cursor`, with this change number. `had_advanced` is true if it has advanced before.
+    /// Advances a stream to `cursor`, with this change number. `had_advanced` is true if the stream has advanced before.
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
@@ -178,7 +177,7 @@ impl Producer {
         self.extend(cursor, cursor.sequence);
         self.advanced_at = change;
         let received = self.received.get_or_insert_with(|| cursor.clone());
-        // This stream has set its epoch before, and another stream has replaced it since.
+        // This stream has set its epoch before, and another stream has replaced that epoch since.
         let is_duplicate = had_advanced && self.streams > 1 && received.epoch != cursor.epoch;
         if received.epoch != cursor.epoch {
             self.completeness = Completeness::default();
@@ -198,7 +197,7 @@ impl Producer {
         self.skew.record(arrival, now);
     }
 
-    /// Adds lost cookies of an epoch; returns its total.
+    /// Adds lost cookies of an epoch; returns the total of the epoch.
     pub(super) fn add_lost(&mut self, epoch: u64, cookies: u64) -> u64 {
         let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {
             return cookies;
@@ -207,7 +206,7 @@ impl Producer {
         observed.lost_in_gaps
     }
 
-    /// Removes the durable position; also the received one, which it returns, unless a stream is open.
+    /// Removes the durable position. Unless a stream is open, also removes and returns the received position.
     pub(super) fn forget(&mut self) -> Option<Cursor> {
         self.durable = None;
         if self.streams > 0 {
@@ -226,7 +225,7 @@ impl Producer {
         }
     }
 
-    /// Records that the producer has `sequence` in the epoch of `from`, after which everything was requested.
+    /// Records that the producer has `sequence` in the epoch of `from`. All cookies after `from` were requested.
     fn extend(&mut self, from: &Cursor, sequence: u64) {
         match &mut self.newest {
             Some(newest) if newest.epoch == from.epoch => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The minimum covers one to two intervals.
+/// Interval of minima: the result covers one to two intervals.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Acceptance time of a chunk by its producer's clock, and receipt time by the clock of this host. Both in microseconds
@@ -48,7 +48,7 @@ impl Skew {
         self.current = Some(self.current.map_or(micros, |min| min.min(micros)));
     }
 
-    /// The minimum; `None` if nothing was received in that time.
+    /// The minimum; `None` if no chunk was received in both intervals.
     pub(super) fn minimum(&self, now: Instant) -> Option<i64> {
         let intervals = match self.passed(now) {
             passed if passed < INTERVAL => [self.current, self.previous],

@@ -35,7 +35,7 @@ pub struct Address {
     registration: u64,
     /// The setting that resolves to it.
     pub origin: Arc<str>,
-    /// The id of the producer that has or last had a stream here.
+    /// The id of the last producer that responded here.
     pub producer: Option<Arc<str>>,
     /// Whether a stream is open.
     pub is_connected: bool,
@@ -64,7 +64,7 @@ pub(super) struct AddressKey {
 pub struct StreamStart<'a> {
     /// The producer, epoch and sequence after which it starts.
     pub at: &'a Cursor,
-    /// The newest sequence of the producer.
+    /// The newest sequence number of the producer.
     pub newest: u64,
     /// The received position of the previous epoch, if the stream is of a new one.
     pub previous: Option<&'a Cursor>,
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Opens a stream. Returns what this process observed of the previous epoch, if the caller must report it.
+    /// Opens a stream. Returns the observed range of the previous epoch if the caller must report it.
     pub(super) fn open_stream(
         &mut self,
         key: AddressKey,
@@ -169,28 +169,28 @@ impl Table {
         advanced
     }
 
-    /// Records that everything accepted up to this time was received.
+    /// Records that all cookies accepted up to this time were received.
     pub(super) fn caught_up(&mut self, id: &Arc<str>, epoch: u64, unix_micros: u64) {
         self.producer(id).caught_up(epoch, unix_micros);
     }
 
-    /// Time up to which everything accepted is durable; `None` if unknown.
+    /// Time up to which all accepted cookies are durable; `None` if unknown.
     pub(super) fn complete_until(&self) -> Option<u64> {
         let addresses = self.addresses.values();
         let times = addresses.map(|address| {
             let producer = self.producers.get(address.producer.as_ref()?);
             producer?.complete_until()
         });
-        // `None` is less than any time.
+        // `None` is less than any time, so one unknown time makes the result unknown.
         times.min().flatten()
     }
 
-    /// Adds lost cookies of an epoch; returns its total.
+    /// Adds lost cookies of an epoch; returns the total of the epoch.
     pub(super) fn add_lost(&mut self, id: &Arc<str>, epoch: u64, cookies: u64) -> u64 {
         self.producer(id).add_lost(epoch, cookies)
     }
 
-    /// Removes the durable position of a producer. Returns its received position if it was removed, too.
+    /// Removes the durable position of a producer. Returns its received position if that was also removed.
     pub(super) fn forget(&mut self, id: &str) -> Option<Cursor> {
         let removed = self.producers.get_mut(id)?.forget();
         self.remove_unused();
@@ -247,7 +247,7 @@ impl Table {
         }
     }
 
-    /// The producers that an address reads from, or last did.
+    /// The last producer that responded at each address.
     fn with_address(&self) -> BTreeSet<Arc<str>> {
         let addresses = self.addresses.values();
         let ids = addresses.filter_map(|address| address.producer.clone());

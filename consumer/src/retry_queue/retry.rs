@@ -32,7 +32,7 @@ use crate::{
 /// Maximum number of concurrently retried DSPs.
 const CONCURRENT_DSPS_MAX: usize = 16;
 
-/// Maximum number of consecutive retries of one DSP before others are served, because its queue may grow as fast as it is
+/// Maximum number of consecutive retries of one DSP before other DSPs are served: its queue may grow as fast as it is
 /// written.
 const ATTEMPTS_IN_A_ROW_MAX: usize = 8;
 
@@ -72,7 +72,7 @@ impl NextAttempt {
 }
 
 impl Retrier {
-    /// Retries until `stop` is cancelled. The rest is retried after the next start.
+    /// Retries until `stop` is cancelled. Remaining cookies are retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
         let this = &self;
         let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
@@ -87,7 +87,7 @@ impl Retrier {
             for dsp_id in pending {
                 next.entry(dsp_id).or_insert_with(|| NextAttempt::at(now));
             }
-            // Longest overdue first, so that many failing DSPs cannot starve another.
+            // Longest overdue first, so that many failing DSPs cannot starve the others.
             let due = next.iter().filter(|(_, it)| it.at <= now);
             let mut due: Vec<_> = due.map(|(dsp_id, it)| (it.at, *dsp_id)).collect();
             due.sort_unstable();
@@ -121,7 +121,7 @@ impl Retrier {
         }
     }
 
-    /// Why cookies must not be retried, if so.
+    /// Why cookies must not be retried; `None` if they may be.
     fn rejection_reason(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
         if self.rejected_dsps.borrow().contains(&dsp_id) {
             return Some("its DSP is rejected");
@@ -131,7 +131,7 @@ impl Retrier {
         (newest.max()? < expired_before).then_some("it expired in the retry queue")
     }
 
-    /// Retries the queued cookies of a DSP, or checks whether its slot is writable if none are queued.
+    /// Retries the queued cookies of a DSP. If none are queued, checks whether its database is writable.
     async fn retry_dsp(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_retried = false;
         for _ in 0..ATTEMPTS_IN_A_ROW_MAX {
@@ -190,7 +190,7 @@ impl Retrier {
         Ok(())
     }
 
-    /// Removes entries whose cookies are stored or dead letters. Repeats only the removal: if the response to it was lost, the
+    /// Removes entries whose cookies are stored or dead letters. Repeats only the removal: if its response was lost, the
     /// entries cannot be read again.
     async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
         let mut backoff = backoff();

@@ -22,8 +22,8 @@ use crate::{
     ttl::Ttls,
 };
 
-/// Number of cookies at which a batch is flushed early. mongod needs 3.5 µs per document in commands of 1,000, and still 5 µs
-/// in commands of 200. At 40,000 cookies per second, this is 75 ms before the default flush interval ends.
+/// Number of cookies at which a batch is flushed early. mongod needs 3.5 µs per document in commands of 1,000, and 5 µs in
+/// commands of 200. At 40,000 cookies per second, a batch is flushed 75 ms before the default flush interval ends.
 const FLUSH_COOKIES: usize = 5_000;
 
 /// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
@@ -32,11 +32,11 @@ const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 /// When a batch is passed to the writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchLimits {
-    /// Time after its first cookie, if the writer is idle.
+    /// Time after the first cookie of the batch, if the writer is idle.
     pub(super) flush_interval: Duration,
-    /// Number of distinct cookies at which it is full.
+    /// Number of distinct cookies at which a batch is full.
     pub(super) cookies_max: usize,
-    /// Bytes of chunks at which it is full.
+    /// Bytes of chunks at which a batch is full.
     pub(super) bytes_max: usize,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Collector {
     pub(super) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
 }
 
-/// Rejects expired cookies and those of DSPs without a slot, and suppresses duplicates.
+/// Rejects expired cookies and cookies of DSPs that are not accepted, and suppresses duplicates.
 struct AdmissionFilter<'a> {
     slots: &'a mut DspSlots,
     ttls: &'a Ttls,
@@ -102,8 +102,8 @@ impl DedupFilter for AdmissionFilter<'_> {
 impl Collector {
     /// Collects batches until the buffer ends.
     ///
-    /// In a fast drain, it passes on the current batch and skips the rest of the buffer. Producers send skipped cookies again,
-    /// because no cursor of them was committed.
+    /// In a fast drain, sends the current batch to the writer and skips the rest of the buffer. Producers send skipped cookies
+    /// again, because their cursors were not committed.
     ///
     /// # Errors
     /// When the writer has ended.
@@ -185,7 +185,7 @@ impl Collector {
         }
     }
 
-    /// Adds the DSPs in the store to those that have a slot.
+    /// Accepts the DSPs in the store.
     pub(super) fn load(&mut self, stored: &[u32]) {
         self.update_rejected_dsps();
         self.slots.load(stored);
@@ -210,7 +210,7 @@ impl Collector {
         if cookies > 0 {
             tracing::warn!(
                 cookies,
-                "drain deadline reached; cookies not yet stored will be redelivered after restart if producers still retain them"
+                "half of the drain time is used; skipping buffered cookies, which producers redeliver after a restart if still retained"
             );
         }
     }

@@ -16,7 +16,7 @@ use crate::{
 /// Duration of an attempt after which the store is reported as down. The attempt continues.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same duration before the first response of the store, to report a wrong address soon.
+/// Like [`TIMEOUT`], before the first response of the store: reports a wrong address soon.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of logged reasons per outage.
@@ -90,7 +90,7 @@ impl StoreCaller {
         }
     }
 
-    /// Waits for `call`. Reports the store as down after [`TIMEOUT`], and as in need of a restart after its hang timeout.
+    /// Waits for `call`. Reports the store as down after [`TIMEOUT`], and that it needs a restart after its hang timeout.
     async fn wait_and_report<T>(&mut self, mut call: impl Future<Output = T> + Unpin) -> T {
         let mut time_left = TIMEOUT;
         if !self.has_responded {

@@ -60,7 +60,7 @@ fn slots() -> DspSlots {
     DspSlots::new(BTreeSet::new(), 512)
 }
 
-/// Cookies of these tests are accepted at the Unix epoch.
+/// TTLs that expire no cookie, although these tests accept cookies at the Unix epoch.
 fn no_expiry() -> Ttls {
     Ttls::new(Duration::MAX, BTreeMap::new())
 }

@@ -8,8 +8,8 @@
 //!                      └─────────────────────┘ durable, and the next batch is there
 //! ```
 //!
-//! While a batch is committed, one attempt to write the next batch is made. Its result is used only if the commit succeeds:
-//! dead letters and the suppression table are updated when all previous batches are durable.
+//! While a batch is committed, the writer makes one attempt to write the next batch. It uses the result only if the commit
+//! succeeds: dead letters and the suppression table are updated when all previous batches are durable.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of cookies recorded in the suppression table before its lock is released for the collector.
 const RECORD_COOKIES_MAX: usize = 5_000;
 
-/// The writer of a sink. It ends by itself after its last batch, and immediately when its caller is stopped.
+/// The writer of a sink. It ends after its last batch, and immediately when its caller is stopped.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(super) caller: StoreCaller,
@@ -51,7 +51,7 @@ pub(crate) struct Writer {
 enum WriterState {
     /// No batch.
     Idle,
-    /// `next` is being written; no batch awaits its commit.
+    /// `next` is being written; no batch is being committed.
     CollectionWrite { next: NextBatch, attempt: Attempt },
     /// `previous` is being committed while `next` is written, if there is one.
     Committing {
@@ -95,7 +95,7 @@ impl Writer {
         self.caller
             .retry(|store| store.load_deletions(deletions.clone()))
             .await?;
-        // Their slots are created soon.
+        // DSPs whose databases the retrier will create.
         loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)
     }
@@ -139,7 +139,7 @@ impl Writer {
 
     fn receive(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
         batch.defer_dsps(self.retry_queue.dsps());
-        // Cookies that arrived before a deletion of this batch.
+        // Some covered cookies may have arrived before their deletion in this batch.
         if !batch.deletions().is_empty() {
             batch.remove_deleted(self.retry_queue.deletions());
         }
@@ -234,7 +234,7 @@ impl Writer {
         let write = store.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
         let (committed, attempt) = self.caller.unless_stopped(both).await?;
-        // After a failed commit, the writes since the last commit may be lost.
+        // After a failed commit, the server may have lost the writes since the last commit.
         let is_durable = self.committed(previous, committed).await?;
         Ok(WriterState::CollectionWrite {
             next,
@@ -256,8 +256,8 @@ impl Writer {
         Ok(committed.is_ok())
     }
 
-    /// Writes and commits a batch again whose commit failed. Cookies that are rejected or deferred only now are diverted, too:
-    /// the last attempt determines the outcome.
+    /// Writes and commits a batch again whose commit failed. Also diverts cookies that are rejected or deferred only now: the
+    /// last attempt determines the outcome.
     async fn write_again(&mut self, previous: &mut UncommittedBatch) -> Result<(), Failure> {
         let batch = Arc::clone(&previous.batch);
         let mut after = self
@@ -344,7 +344,7 @@ impl Writer {
         metrics.flush_seconds.observe(took.as_secs_f64());
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
-        // Chunk times exclude the time that cookies were queued for release, which would make every node look slow.
+        // Chunk times exclude queueing before release, which would make every node look slow.
         for (released, cookies) in batch.released() {
             let took = Duration::from_micros(now.saturating_sub(released));
             metrics.stored_seconds.observe(took, cookies);
@@ -378,8 +378,8 @@ impl Writer {
         );
     }
 
-    /// Records the outcome in the suppression table, in steps that neither block the collector nor this thread for long. It
-    /// does not use a blocking thread, because simulations must be reproducible.
+    /// Records the outcomes in the suppression table, in steps that block neither the collector nor this thread for long.
+    /// Uses no blocking thread, because simulations must be reproducible.
     async fn record(&self, batch: &Batch, written: &WriteOutcome) {
         let mut outcomes = suppression::outcomes(batch, written);
         for _ in (0..batch.len()).step_by(RECORD_COOKIES_MAX) {

@@ -1,20 +1,20 @@
 //! The embedded store: fjall, a log-structured merge tree in a local directory.
 //!
-//! Newest wins mostly without reads: the `recent` module knows that for most cookies no newer one can be stored. Only cookies of
-//! a recently written pair, or older than the horizon of that module, need a point read. Bloom filters in memory skip the disk
-//! if the pair does not exist.
+//! Newest wins, mostly without reads: the `recent` module determines that no newer cookie can be stored. Only cookies of a
+//! recently written pair, or older than the horizon of that module, need a point read. Bloom filters in memory avoid reading the
+//! disk if the pair does not exist.
 //!
 //! Cookies, the newest time and cursors are one atomic write, synced before [`Store::write`] returns. A failed sync
 //! breaks the store permanently, because the content of the disk is known only after reopening it. A failure of fjall's
-//! background threads, which flush and compact, has the same effect. The next ping detects it, even while a write waits
-//! for them.
+//! background threads, which flush and compact, has the same effect. The next ping detects this failure, even while a
+//! write waits for the threads.
 //!
 //! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry
-//! causes no extra work. An open expiry window sets the time by which compactions expire cookies; after the window
-//! closes, this time stays until the next window or restart. Compactions are proportional to writes, and with evenly
-//! distributed user ids they reach all data. Without writes, expired cookies stay on disk, but lookups omit them. A
-//! full ("major") compaction is never started, because it would block all others, and after four flushes the writers.
-//! So the compaction window is not used.
+//! causes no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete.
+//! After it closes, the last such time applies until the next window or restart. Compactions are proportional to
+//! writes, and with evenly distributed user ids they reach all data. Without writes, expired cookies stay on disk, but
+//! lookups omit them. The store never starts a full ("major") compaction, which would block all others, and after four
+//! flushes the writers. So it ignores the compaction window.
 
 mod deletions;
 mod expiry;
@@ -65,8 +65,8 @@ const JOURNAL_BYTES_MAX: u64 = 512 << 20;
 /// Interval of pings during a long write.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// fjall blocks a write until a full memtable is on disk. 64 MiB take this long at 2 MiB/s, and a slower disk could not keep up
-/// with any producer.
+/// fjall blocks a write until a full memtable is on disk. Writing 64 MiB takes this long at 2 MiB/s; a slower disk could not
+/// keep up with any producer.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
 
 const COOKIES: &str = "cookies";
@@ -94,7 +94,7 @@ struct Inner {
 /// Parameters that tests change.
 #[derive(Debug, Clone, Copy)]
 struct Tuning {
-    /// Size of a memtable. Larger ones mean fewer files to merge, but more memory and recovery time.
+    /// Size of a memtable. Larger memtables mean fewer files to merge, but more memory and recovery time.
     memtable_bytes: u64,
     /// Size of a file of the tree.
     table_bytes: u64,
@@ -118,7 +118,7 @@ impl std::fmt::Debug for Inner {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`, which is created if it does not exist.
+    /// Opens the store in `dir`. Creates the directory if it does not exist.
     ///
     /// # Errors
     /// When the directory is in use by another process, or is not a store.
@@ -382,7 +382,7 @@ impl Inner {
     }
 
     fn delete_cursors_before(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
-        // The lock of writers prevents a commit between the read and the removal.
+        // The writers' lock prevents a commit between the read and the removal.
         let _lock = self.recent.lock();
         let mut deleted = Vec::new();
         for pair in self.meta.prefix(CURSOR_PREFIX) {

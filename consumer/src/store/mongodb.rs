@@ -6,23 +6,23 @@
 //! Cookies are written with the `w` of the URI, or the server's default, without waiting for the journal. The cursors
 //! follow with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the cursors, it has all
 //! acknowledged writes before them. This needs one sync per batch instead of one per command. It requires that the
-//! server process stays the same, so its id is checked before and after. If the id has changed, the batch is written
-//! again. `w=0` is rejected, because unacknowledged writes cannot count as stored. With `w=1` on a replica set, a
-//! failover may lose acknowledged cookies.
+//! server process stays the same, so the store checks its id before and after the commit. If the id has changed, the
+//! batch is written again. `w=0` is rejected, because unacknowledged writes cannot count as stored. With `w=1` on a
+//! replica set, a failover may lose acknowledged cookies.
 //!
 //! # Expiry
 //!
 //! By a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50 million documents, a refresh costs
-//! mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires documents after 68 years; it is
-//! switched by `collMod`, which does not affect other data on the server. See `sweep.rs`, `expiry.rs`, and `compaction.rs`,
-//! which reclaims disk space.
+//! mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires documents after 68 years;
+//! `collMod` switches it without affecting other data on the server. See `sweep.rs` and `expiry.rs`. `compaction.rs`
+//! reclaims disk space.
 //!
 //! # Failures
 //!
-//! Every command has a deadline, after which it is repeated; this changes nothing. Exceptions are `compact`, which may run for its
-//! whole window, and the creation of an index. Failures of a DSP's database do not affect other DSPs: see `batch_write.rs`.
+//! Every command has a deadline, after which the store repeats it; the repetition changes nothing. Exceptions are `compact`, which may
+//! run for its whole window, and the creation of an index. Failures of a DSP's database do not affect other DSPs: see `batch_write.rs`.
 //!
-//! No error contains the credentials of the connection string: neither the driver nor the server repeats them.
+//! No error contains the credentials of the connection string: neither the driver nor the server reports them.
 
 mod batch_write;
 mod breakers;
@@ -81,7 +81,7 @@ use sweep::commit_times::CommitTimes;
 /// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
 
-/// The maximum `expireAfterSeconds` of a TTL index, 68 years; represents "never".
+/// The maximum `expireAfterSeconds` of a TTL index, 68 years; it means "never".
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
 const NAMESPACE_EXISTS: i32 = 48;
@@ -105,13 +105,13 @@ struct Inner {
     server: Mutex<Option<Receipt>>,
     /// The cursors of that commit.
     committed: Mutex<Vec<Cursor>>,
-    /// Start of this process in microseconds since the Unix epoch, which identifies its commits, and their number.
+    /// Start of this process in microseconds since the Unix epoch. Identifies its commits, together with their number.
     started: i64,
     commits: AtomicI64,
     /// By DSP.
     insert_strategies: Mutex<BTreeMap<u32, InsertStrategy>>,
     breakers: Breakers,
-    /// Tasks that write to DSP databases. A hanging database has at most one.
+    /// Tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
     /// The collection whose index on `t` is being created; at most one.
     building: Arc<Mutex<Option<String>>>,
@@ -156,7 +156,7 @@ impl fmt::Debug for Options {
 
 #[derive(Debug, Default)]
 struct DspDatabases {
-    /// DSPs that had a database at startup, and those that got one from this process.
+    /// DSPs that had a database at startup, or for which this process created one.
     slots: BTreeSet<u32>,
     /// DSPs that had a database when databases were last listed.
     listed: BTreeSet<u32>,
@@ -198,7 +198,7 @@ impl MongodbStore {
 impl Inner {
     async fn connection(&self) -> Result<&Connection, StoreError> {
         self.connected
-            // Host names may have to be resolved.
+            // Async, because host names may have to be resolved.
             .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
     }
@@ -219,7 +219,7 @@ fn date(micros: u64) -> DateTime {
     DateTime::from_millis(bson::millis(micros))
 }
 
-/// Before which time cookies are deleted that were accepted up to `until`, as finely as `t` is stored; 0 for none.
+/// Stored times before the result are covered by a deletion up to `until`: later by the resolution of `t`. 0 for none.
 fn deleted_before(until: u64) -> u64 {
     until.saturating_add(if until > 0 { 1_000 } else { 0 })
 }

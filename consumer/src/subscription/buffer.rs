@@ -1,6 +1,6 @@
 //! The receive buffer: one queue for all producers, bounded in bytes.
 //!
-//! When it is full, [`BufferWriter::push`] waits, which stops reading of the stream that pushes.
+//! When the buffer is full, [`BufferWriter::push`] waits, so its caller stops reading from its stream.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     metrics::{self, gauge_value},
 };
 
-/// Overhead of an item, in addition to its bytes: its queue slot and allocation.
+/// Overhead of an item in bytes, in addition to its size: its queue slot and allocation.
 const ITEM_BYTES: usize = 256;
 
 /// A received item, in stream order.
@@ -60,7 +60,7 @@ struct BufferedItem {
 
 /// A buffer of `bytes_max` bytes. A larger item uses all of it.
 pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWriter, BufferReader) {
-    // The byte limit also limits the number of items, so sending never waits after the permit.
+    // The byte limit also limits the number of items, so sending never waits after the permit is acquired.
     let (sender, receiver) = mpsc::channel((bytes_max / ITEM_BYTES).max(1));
     metrics
         .buffer_bytes_max

@@ -1,5 +1,5 @@
-//! Confirms to a producer up to which sequence this node has stored its records: once a second while the position
-//! changes, and immediately when deletions become durable or take effect.
+//! Confirms to a producer the sequence number up to which this node has stored its records: once a second while the
+//! position changes, and immediately when deletions become durable or take effect.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -26,10 +26,10 @@ pub(super) struct Confirmations {
     pub(super) epoch: u64,
 }
 
-/// Up to which position the deletions have taken effect.
+/// The position up to which the deletions have taken effect.
 ///
-/// A busy retry queue is never without deletions. So a position is kept until all deletions that are durable there have
-/// taken effect, while newer ones are queued.
+/// A busy retry queue always has deletions. So a durable position is kept until all its deletions have taken effect,
+/// while newer deletions are queued.
 #[derive(Debug, Default)]
 struct AppliedPosition {
     applied: u64,
@@ -38,7 +38,7 @@ struct AppliedPosition {
 }
 
 impl AppliedPosition {
-    /// Updates it with the durable position, and the [deletions without effect](crate::deletions::Deletions::unapplied).
+    /// Updates and returns the position; see [`unapplied`](crate::deletions::Deletions::unapplied).
     fn advance(&mut self, durable: u64, unapplied: &Range<u64>) -> u64 {
         let (position, next) = self.kept;
         if unapplied.start >= next {
@@ -53,7 +53,7 @@ impl AppliedPosition {
 }
 
 impl Confirmations {
-    /// Sends confirmations until it is dropped, or until the producer responds that it does not support them.
+    /// Sends confirmations until the future is dropped, or the producer responds that it does not support them.
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
         let (mut applied, mut reported) = (AppliedPosition::default(), None);
@@ -63,7 +63,7 @@ impl Confirmations {
             if let Some((epoch, durable)) = position
                 && epoch == self.epoch
             {
-                // The deletions are read after the position, so that they include every durable one.
+                // The deletions are read after the position, so that they include all deletions up to it.
                 let applied = applied.advance(durable, &self.context.deletions.unapplied());
                 if reported != Some((durable, applied)) {
                     match self.report(durable, applied).await {

@@ -12,11 +12,11 @@ use tonic::{Streaming, metadata::MetadataMap, transport::Channel};
 use super::{Subscription, sequence::ProtocolViolation, stream_end::StreamEnd};
 use crate::batch::Cursor;
 
-/// Total bytes of all receive windows: what producers may have sent and this process has not read. Enough for three producers
-/// with windows of the maximum size.
+/// Total bytes of all receive windows, which limit sent but unread bytes. Enough for three producers with windows of the
+/// maximum size.
 const WINDOWS_BYTES: u32 = 3 * RECEIVE_WINDOW_BYTES;
 
-/// Minimum window of a stream: one second of 10,000 cookies per second.
+/// Minimum bytes of a stream's window: one second of 10,000 cookies per second.
 const WINDOW_BYTES_MIN: u32 = 1 << 20;
 
 /// The receive window of each of `streams` streams.
@@ -37,7 +37,7 @@ impl Subscription {
         let (mut stream, connection) = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
             StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream, connection)),
-            _ => Err(self.violation(ProtocolViolation::new("first message is not hello"))),
+            _ => Err(self.violation(ProtocolViolation::new("the first message is not Hello"))),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::config::ProducerUrl;
 /// Interval of lookups.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Resolves all producers and keeps one subscription per address until `stop` is cancelled. A slow lookup does not delay the
+/// Resolves all producers and keeps one subscription per address until `stop` is cancelled. A slow lookup does not delay
 /// others.
 pub async fn run(
     producers: Vec<ProducerUrl>,
@@ -88,7 +88,7 @@ impl Subscriptions {
                 resolved
             });
         }
-        // Started when all are registered, because the number of addresses determines their receive windows.
+        // Started after all are registered, because the number of addresses determines their receive windows.
         for subscription in new {
             self.tracker.spawn(subscription.run());
         }

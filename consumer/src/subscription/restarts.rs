@@ -1,13 +1,13 @@
 //! Losses at the end of a producer's epoch, reported when its next epoch begins or when its cursor is deleted.
 //!
-//! - A `Goodbye` received after everything before it confirms that nothing of that epoch follows the cursor.
+//! - A received `Goodbye` confirms that no cookie of that epoch follows the cursor.
 //! - `Hello.tail` of the next epoch covers the rest of that epoch *and* the epochs in between that this consumer
-//!   missed. A tail of 0 confirms that nothing is missing, even after a crash.
+//!   missed. A tail of 0 confirms that no cookie is missing, even after a crash.
 //! - Cookies before the cursor were received or declared in a gap. "Nothing lost" therefore requires that there was no gap.
-//!   It covers only the sequences that this process observed: an earlier process reported its own gaps.
+//!   It covers only the range that this process observed: an earlier process reported its own gaps.
 //!
-//! A loss is reported when everything was *received*. Cookies are stored in the order of receipt, before the cursor of the
-//! next epoch. If this process dies before that, the next one resumes from the store's cursor and reports the same loss.
+//! A loss is reported before the *received* cookies are stored. They are stored in the order of receipt, before the cursor of
+//! the next epoch. If this process dies earlier, the next process resumes from the store's cursor and reports the same loss.
 
 use proto::v1::Tail;
 
@@ -18,7 +18,7 @@ use crate::{batch::Cursor, metrics, producers::ObservedRange};
 pub enum TailLoss {
     /// None.
     None,
-    /// None of this epoch, which shut down cleanly. Whether epochs after it were missed is unknown.
+    /// None of this epoch, which ended with a clean shutdown. Whether later epochs were missed is unknown.
     NoneOfEpoch,
     /// This number of cookies.
     Exact(u64),
@@ -79,7 +79,7 @@ pub fn report(
             log!(
                 info,
                 lost = 0_u64,
-                "producer restarted after a clean shutdown; nothing lost in that epoch, and losses in later epochs are unknown"
+                "producer restarted after a clean shutdown; nothing lost in that epoch, but losses in later epochs are unknown"
             );
         }
         TailLoss::Exact(lost) => {
@@ -91,7 +91,7 @@ pub fn report(
             log!(
                 warn,
                 lost,
-                "producer restarted; cookies after this sequence are lost, and their exact number is known"
+                "producer restarted; cookies after this sequence number are lost, and their exact number is known"
             );
         }
         TailLoss::Bounded(cookies_max) => {
@@ -101,7 +101,7 @@ pub fn report(
             log!(
                 warn,
                 cookies_max,
-                "producer restarted after an unclean shutdown; up to cookies_max cookies after this sequence are lost"
+                "producer restarted after an unclean shutdown; up to cookies_max cookies after this sequence number are lost"
             );
         }
         TailLoss::Unknown => {
@@ -115,7 +115,7 @@ pub fn report(
     }
 }
 
-/// Logs and counts that a producer never returned, and that its shutdown was not observed.
+/// Logs and counts a producer that never returned and whose shutdown was not observed.
 pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
     metrics.restarts.with_label_values(&["unknown"]).inc();
     metrics.uncertain_restarts.inc();

@@ -1,4 +1,4 @@
-//! Checks the sequence rules of a stream: first `Hello`, then chunks without holes, except those covered by a gap. Pure.
+//! Checks the order of a stream: first `Hello`, then chunks with consecutive sequence numbers, except those covered by a gap. Pure.
 
 use std::sync::Arc;
 
@@ -24,15 +24,15 @@ impl ProtocolViolation {
 /// How a stream continues from the sent cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resumption {
-    /// No cursor of this producer was sent.
+    /// Without a cursor: no cursor of this producer was sent.
     Fresh,
     /// Right after the cursor. A gap may follow.
     Resumed,
-    /// The producer has a new epoch.
+    /// In a new epoch of the producer.
     NewEpoch {
         /// The cursor of the previous epoch. `complete` if that epoch was received up to its `Goodbye`.
         previous: Cursor,
-        /// The rest of previous epochs, as reported by the producer.
+        /// The number of lost cookies of previous epochs, as reported by the producer.
         tail: Option<Tail>,
     },
 }
@@ -59,7 +59,7 @@ impl StreamPosition {
     /// Checks `hello` against the sent cursors.
     ///
     /// # Errors
-    /// When it does not match them.
+    /// When `hello` does not match the cursors.
     pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Resumption), ProtocolViolation> {
         if !is_producer_id(&hello.producer_id) {
             return Err(ProtocolViolation::new("invalid producer id"));
@@ -84,7 +84,7 @@ impl StreamPosition {
         let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
         if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
             let first = hello.first_sequence;
-            let what = format!("hello starts at sequence {first}, expected {expected}");
+            let what = format!("Hello starts at sequence number {first}, expected {expected}");
             return Err(ProtocolViolation::new(what));
         }
         let position = Self {
@@ -113,7 +113,7 @@ impl StreamPosition {
     /// Advances past a chunk.
     ///
     /// # Errors
-    /// When it is not the next one.
+    /// When the chunk is not the next one.
     pub fn chunk(&mut self, header: &ChunkHeader) -> Result<(), ProtocolViolation> {
         self.expect(header.epoch, header.first_sequence)?;
         self.next = header.first_sequence + u64::from(header.count);
@@ -123,7 +123,7 @@ impl StreamPosition {
     /// Advances past a gap; returns the number of lost cookies.
     ///
     /// # Errors
-    /// When it does not start at the next sequence.
+    /// When the gap does not start at the next sequence number.
     pub fn gap(&mut self, gap: &Gap) -> Result<u64, ProtocolViolation> {
         self.expect(self.epoch, gap.first_sequence)?;
         if gap.last_sequence < gap.first_sequence || gap.last_sequence == u64::MAX {
@@ -153,7 +153,7 @@ impl StreamPosition {
         if missing == 0 {
             Ok(())
         } else {
-            let what = format!("goodbye with {missing} cookies missing");
+            let what = format!("Goodbye with {missing} cookies missing");
             Err(ProtocolViolation::new(what))
         }
     }
@@ -163,7 +163,7 @@ impl StreamPosition {
             Ok(())
         } else {
             let what = format!(
-                "sequence {sequence} of epoch {epoch}, expected {}",
+                "sequence number {sequence} of epoch {epoch}, expected {}",
                 self.next
             );
             Err(ProtocolViolation::new(what))
@@ -171,7 +171,7 @@ impl StreamPosition {
     }
 }
 
-/// The rules are those of subscriber names.
+/// Whether the producer id is valid, by the rules of subscriber names.
 fn is_producer_id(id: &str) -> bool {
     (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&id.len()) && !id.chars().any(char::is_control)
 }

@@ -107,7 +107,7 @@ fn interval_is_limited_to_half_of_the_shortest_ttl_that_contracts_may_set() {
     let mut table = Table(Suppression::new(HOUR, 1 << 20, ttls), BatchId(0));
     store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 1, "b")), Not);
-    // A contract that ended could have let the store delete it.
+    // A contract that has ended may have let the store delete the cookie.
     assert_eq!(passes(&mut table, 6 * MINUTE, ("u", 1, "b")), AsKnown);
 }
 
@@ -228,7 +228,7 @@ fn only_stored_cookies_are_recorded() {
     assert_eq!(passing, [Not, Not, AsKnown, Not]);
 }
 
-/// The work for a batch does not grow with the number of its parts.
+/// The cost of recording a batch does not grow with the number of its parts.
 #[test]
 fn batch_recorded_in_parts_is_traversed_once() {
     const COOKIES: usize = 1_000;
@@ -350,7 +350,7 @@ fn removing_unstored_cookies_keeps_pending_entries() {
     assert_eq!(passes(&mut table, 2 * MINUTE, ("w", 1, "b")), Not);
 }
 
-/// A stale cookie leaves its entry pending. Later batches must not confirm it.
+/// A stale cookie leaves its entry pending. Later batches must not confirm the entry.
 #[test]
 fn entry_that_stays_pending_is_not_confirmed_by_the_next_two_batches() {
     let mut table = table(1 << 20);

@@ -29,7 +29,7 @@ struct SentChunk {
     first_sequence: u64,
     accepted: u64,
     cookies: Vec<Sent>,
-    /// Number of cookies that the header counts in excess.
+    /// Number of cookies that the header counts but the chunk lacks.
     missing: u32,
 }
 

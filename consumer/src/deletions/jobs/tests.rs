@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// A store in which each job hangs, and which reports the floors that it received.
+/// A store in which each job hangs. It reports the floors that it received.
 #[derive(Debug)]
 struct HangingStore {
     floor: watch::Sender<u64>,
@@ -84,7 +84,7 @@ async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
     };
     // The table has one entry.
     let deletions = Deletions::new(0);
-    // Newer than any time that is removed because of its age.
+    // Too new to be removed because of its age.
     let now = unix_micros();
     deletions.begin_jobs(&[deletion("", 1, now)]);
     let stop = CancellationToken::new();
@@ -94,7 +94,7 @@ async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
         deletions.add(&deletion("u", 1, now + at));
         deletions.add(&deletion("v", 1, now + at));
         let reaches = floors.wait_for(|floor| *floor == deletions.floor());
-        // The interval of the removal by age is longer.
+        // Removal by age has a longer interval.
         let reached = timeout(Duration::from_secs(600), reaches).await;
         assert!(*reached.unwrap().unwrap() > now);
     }

@@ -25,7 +25,7 @@ pub(super) struct FakeStore {
     pub(super) broken: bool,
     /// Rejects the first cookie of every batch.
     pub(super) picky: bool,
-    /// Number of commits that fail; after the first, it is picky.
+    /// Number of commits that fail. The first failure sets `picky`.
     pub(super) failed_commits: AtomicU32,
     pub(super) has_failed_commit: AtomicBool,
     /// Defers the cookies of this DSP.
@@ -39,7 +39,7 @@ pub(super) struct FakeStore {
     /// Number of pings that fail.
     pub(super) read_only: AtomicU32,
     pub(super) batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
-    /// Started and successful operations, with the last sequence of the batch.
+    /// Started and successful operations, with the last sequence number of the batch.
     pub(super) events: Mutex<Vec<String>>,
 }
 

@@ -1,5 +1,5 @@
-//! Tests of the whole sink with a real store: for any order, ages and batches, the newest cookie of each pair is stored
-//! in the end.
+//! Tests of the whole sink with a real store: in the end it has the newest cookie of each pair, for any order, ages and
+//! batches.
 
 use std::{collections::HashMap, ops::ControlFlow};
 
@@ -20,7 +20,7 @@ struct Sent {
     accepted: Option<u64>,
     /// Time until its release, in milliseconds.
     queued: u64,
-    /// Whether the next cookie is sent only when this one is stored.
+    /// Whether the next cookie is sent only after this one is stored.
     flushed: bool,
 }
 
@@ -44,8 +44,8 @@ fn sent() -> impl Strategy<Value = Sent> {
 /// By user and DSP.
 type Stored = HashMap<(Vec<u8>, u32), Vec<u8>>;
 
-/// The newest of each pair. At equal times, the later arrival wins. A time ahead of the clock is clamped to a time that is
-/// later than all others, and increases.
+/// The newest cookie of each pair. At equal times, the later arrival wins. Times ahead of the clock are clamped to
+/// increasing times that are later than all others.
 fn newest(sent: &[Sent]) -> Stored {
     let mut newest: HashMap<_, (u64, u8)> = HashMap::new();
     for cookie in sent {

@@ -1,6 +1,6 @@
 //! Deletions in the embedded store.
 //!
-//! They are stored in one atomic write with the removal of the covered cookies, before the cookies of their batch. A
+//! One atomic write stores them and removes the covered cookies, before the cookies of their batch are written. A
 //! deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step holds the
 //! writers' lock for some milliseconds.
 
@@ -89,8 +89,8 @@ impl Inner {
         Ok(kept.as_deref().and_then(be_u64))
     }
 
-    /// Removes what the deletion covers in the next keys. Returns how many cookies it removed, and the last key. At the end,
-    /// it returns `None` and records that the deletion is finished.
+    /// Removes covered cookies among the next keys. Returns the number of removed cookies, and the last key. At the end,
+    /// returns `None` as the last key and records that the deletion is finished.
     fn remove_step(
         &self,
         deletion: &Deletion,

@@ -12,7 +12,7 @@ use fjall::compaction::filter::{
 use super::records::{be_u64, dsp_of};
 use crate::ttl::Ttls;
 
-/// Creates the filters of compactions; the store and all filters share it.
+/// Creates the filters of compactions. The store and all filters share it.
 #[derive(Debug, Clone)]
 pub(super) struct ExpiryFilter(Arc<SharedExpiry>);
 

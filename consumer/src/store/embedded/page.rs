@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{cookie_pages::ROWS_MAX, deletions::Deletions};
 
-/// Maximum number of keys that are read for a page, and the others of the last user.
+/// Maximum number of keys read for a page; the remaining keys of the last user are also read.
 const KEYS_MAX: usize = 20_000;
 
 /// Maximum time for a page, checked after every [`KEYS_PER_CHECK`] keys.

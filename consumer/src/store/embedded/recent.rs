@@ -1,9 +1,9 @@
-//! Recently written pairs: determines without reading the disk whether a cookie is newer than any stored one of its
-//! pair. Pure.
+//! Recently written pairs: determines without reading the disk that a cookie is newer than the stored one of its pair.
+//! Pure.
 //!
 //! With several producers, many cookies arrive after a newer cookie of another user, and each would need a point read. So
-//! recently written pairs are kept as 64-bit hashes in two generations, together with a *horizon*: no cookie of any other pair
-//! was accepted after it. A cookie accepted at or after the horizon is the newest of its pair, unless its pair is in a
+//! recently written pairs are kept as 64-bit hashes in two generations, together with a *horizon*. No cookie of any other pair
+//! was accepted after the horizon. So a cookie accepted at or after it is the newest of its pair, unless the pair is in a
 //! generation. All other cookies need a read. A hash collision only costs a read.
 //!
 //! While no cookie arrives late (one producer), no pairs are kept: the horizon is then the newest cookie.
@@ -29,9 +29,9 @@ pub(super) struct RecentPairs {
     generation_pairs: usize,
     young: Generation,
     old: Generation,
-    /// No cookie in the store was accepted after this.
+    /// Acceptance time of the newest cookie in the store, or a later time.
     newest: u64,
-    /// No cookie of a pair in neither generation was accepted after this.
+    /// Cookies of pairs outside both generations were accepted at or before this time.
     horizon: u64,
     /// Whether pairs are kept.
     is_active: bool,
@@ -68,7 +68,7 @@ impl RecentPairs {
         }
     }
 
-    /// No cookie in the store was accepted after this.
+    /// Acceptance time of the newest cookie in the store, or a later time.
     pub(super) fn newest(&self) -> u64 {
         self.newest
     }
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Writes cookies that are up to `late_max` late, and compares with a map of all. Returns the number of reads.
+    /// Writes cookies that are up to `late_max` late, and compares the results with a map. Returns the number of reads.
     fn reads(users: u32, late_max: u64, cookies: u64) -> u64 {
         let mut random = fastrand::Rng::with_seed(7);
         let mut recent = RecentPairs::with_generations(0, 1000);

@@ -1,7 +1,7 @@
 //! Encoding of records on disk.
 //!
-//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of
-//! a user, and `ab` is not a prefix of `abc`. Value: acceptance time as big-endian `u64`, then the buyer uid.
+//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of a user,
+//! and the key of user `ab` is not a prefix of one of user `abc`. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
 use proto::limits::USER_ID_BYTES_MAX;
 
@@ -15,7 +15,7 @@ pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
 pub(super) const DELETION_PREFIX: &[u8] = b"deletion/";
-/// Part of the format on disk, like the other keys.
+/// Part of the on-disk format, like the other keys.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 
 /// The key of a cookie, on the stack.
@@ -103,7 +103,7 @@ pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
     })
 }
 
-/// The key of a deletion: a prefix, then the same bytes as in the key of a cookie. For a DSP, the user is empty.
+/// The key of a deletion: a prefix, then the same bytes as in the key of a cookie. The user is empty if a DSP is deleted.
 pub(super) fn deletion_key(deletion: &Deletion) -> Vec<u8> {
     let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
     [DELETION_PREFIX, key.as_slice()].concat()

@@ -14,7 +14,7 @@ use super::*;
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
 
-/// A day, which a producer shortens to a minute for all DSPs except one.
+/// A TTL of a day. A producer's report shortens it to a minute for all DSPs except one.
 fn ttls() -> Ttls {
     let day = Duration::from_secs(86_400);
     let ttls = Ttls::new(day, [].into()).with_floor(Some(Duration::from_secs(1)));
@@ -302,7 +302,7 @@ async fn late_cookie_of_a_recently_written_pair_is_stale() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW, &[("a", 1, "newest")]).await;
-    // It is late, so pairs are kept from here on.
+    // A late cookie, so pairs are kept from here on.
     write(&store, NOW - 10, &[("u", 1, "first")]).await;
     write(&store, NOW + 10, &[("b", 1, "newest")]).await;
     write(&store, NOW + 5, &[("u", 1, "newer")]).await;

@@ -1,12 +1,12 @@
 //! Writes a batch to all its collections concurrently, so that failures of one DSP do not affect the others.
 //!
-//! One task writes each collection. A database fails if it reports an error of its own, or does not reply for a second
-//! after all others are done. The [breaker](super::breakers) of its DSP then trips, and its cookies are deferred. A
-//! hanging task keeps waiting: it is the only command in flight for that DSP. While other collections wait for a
-//! writer, another one is added for each second of silence.
+//! One task writes each collection. A database fails if it reports an error that concerns only this database, or does
+//! not reply for a second after all others are done. The [breaker](super::breakers) of its DSP then trips, and its
+//! cookies are deferred. A hanging task keeps waiting: its command is the only one in flight for that DSP. While
+//! collections wait for a writer, each second in which no task ends adds a writer.
 //!
-//! Before a database is considered hanging, the server must accept a write to the cursors. If it does not reply either, the
-//! whole server is down, and all tasks keep waiting.
+//! Before a database is considered hanging, the server must accept a write to the cursors. If the server does not reply to
+//! it either, the whole server is down, and all tasks keep waiting.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,8 +28,8 @@ use crate::{
     store::{StoreError, WriteOutcome},
 };
 
-/// Maximum time without a reply of a collection after all others are done, and of the check of the server. A command has at
-/// most a thousand cookies, which take a slow server a tenth of this.
+/// Maximum time without a reply of a collection after all others are done, and maximum time of the server check. A command
+/// has at most a thousand cookies, which take a slow server a tenth of this time.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 type TaskResult = (u32, Result<WriteOutcome, Failure>);
@@ -151,7 +151,7 @@ impl BatchWrite<'_> {
         };
         match result {
             Ok(written) => self.done.merge(written),
-            // There was no reply for longer than other databases may take.
+            // This database did not reply for the whole command timeout.
             Err(Failure::Server(error)) if running.last_reply.silence() >= COMMAND_TIMEOUT => {
                 if !self.store.is_server_available().await {
                     return Err(error);

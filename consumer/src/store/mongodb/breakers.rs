@@ -1,7 +1,7 @@
 //! A circuit breaker for each DSP's database.
 //!
-//! A breaker trips when a command fails for a reason of that database, or hangs while others reply. Then only
-//! [`retry`](crate::store::Store::retry) sends commands there, one at a time. The first success resets it.
+//! A breaker trips when a command fails because of that database, or hangs while other databases reply. Then only
+//! [`retry`](crate::store::Store::retry) sends commands to the database, one at a time. The first success resets the breaker.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ pub(super) struct Breakers(Mutex<BTreeMap<u32, Breaker>>);
 /// A breaker that tripped, or whose database has not replied yet.
 #[derive(Debug, Default)]
 struct Breaker {
-    /// The error; `None` if it has not tripped.
+    /// The error; `None` if the breaker has not tripped.
     why: Option<Arc<str>>,
     /// Tasks that still wait for replies.
     hanging: Vec<AbortHandle>,

@@ -9,7 +9,7 @@ const BOOLEAN: u8 = 0x08;
 const DATE: u8 = 0x09;
 const INT: u8 = 0x10;
 
-/// Open documents are identified by their offset. The length of a document is written when it ends.
+/// Open documents are identified by their offset. The length of a document is written at its end.
 pub(super) struct Bson(Vec<u8>);
 
 /// The key of an element: a name or an array index.

@@ -1,13 +1,13 @@
 //! Creates the collection of a DSP, with WiredTiger options for writes in random order.
 //!
-//! - A user's document stays on the page of its first write, and its `_id` is anywhere in the index. If these pages are not
-//!   cached, each is read, decompressed, changed, compressed and written for one cookie. So pages are small: 4 KiB instead of
-//!   32 KiB before compression, and 16 KiB for the index.
+//! - A user's document stays on the page of its first write, and its `_id` may be anywhere in the index. If these pages are
+//!   not cached, the server reads, decompresses, changes, compresses and writes each for one cookie. So pages are small: 4
+//!   KiB instead of 32 KiB before compression, or 16 KiB for the index.
 //! - User ids rarely have a common prefix: prefix compression of the index saves 3 to 5 % of disk space, but compares every key
 //!   with its neighbors whenever its page is read or written.
 //! - New documents are appended to the last page of a collection, which may grow to 10 MiB in memory by default. With twenty
-//!   collections, this is most of the dirty cache that a server allows by default, so it evicts index pages instead, each
-//!   with few changed keys.
+//!   collections, this is most of the dirty cache that a server allows by default. So the server evicts index pages instead,
+//!   each with few changed keys.
 //!
 //! With 50 million documents, no index on `t`, and default settings with a cache of 4 GiB, a new user takes 19 µs of CPU of
 //! mongod 6.0.5 instead of 37, and a refresh 72 instead of 147. docs/mongodb-measurements.md has the measurements.
@@ -38,7 +38,7 @@ const TEMPORARY_CODES: [i32; 5] = [24, 50, 112, 202, 262];
 /// Returned by Atlas for unsupported features.
 const ATLAS_ERROR: i32 = 8000;
 
-/// Creates the collection of a DSP, if it does not exist; without the options, if the server rejects them.
+/// Creates the collection of a DSP if it does not exist. Omits the options if the server rejects them.
 pub(super) async fn create(database: &Database) -> Result<(), Error> {
     let tuned = doc! {
         "create": COOKIES,
@@ -70,7 +70,7 @@ fn wired_tiger(options: &str) -> Document {
     doc! { "wiredTiger": { "configString": options } }
 }
 
-/// Treats an existing collection as success. Its index is adapted by the next expiry.
+/// Treats an existing collection as success. The next expiry adapts its index.
 fn ignore_existing(created: Result<Document, Error>) -> Result<(), Error> {
     match created {
         Err(error) if code(&error) != Some(NAMESPACE_EXISTS) => Err(error),

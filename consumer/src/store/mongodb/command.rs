@@ -29,8 +29,8 @@ const UPSERTS_MAX: usize = 100;
 /// Reserved bytes per cookie of a command; enough for most cookies.
 const COOKIE_BYTES: usize = 256;
 
-/// The indices of a batch's cookies by DSP, sorted by user within each, so that neighbors in a collection's index are written
-/// together.
+/// The indices of a batch's cookies by DSP. Those of a DSP are sorted by user, so that neighbors in a collection's index are
+/// written together.
 pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
     let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
@@ -47,19 +47,19 @@ pub enum Kind {
     Insert,
     /// Finds existing users and their times.
     Find,
-    /// Replaces existing cookies by newer ones; neither inserts nor replaces newer ones. Returns the numbers of matched and
-    /// modified documents.
+    /// Replaces existing cookies that are not newer; inserts nothing. Returns the numbers of matched and modified
+    /// documents.
     ///
     /// Each update operation covers some dozen users; one per user costs 1.5 times as much. The new values are in arrays, and
     /// the pipeline finds the array index of a document.
     Replace,
-    /// Replaces by newer ones or inserts, independently. A cookie older than the stored one matches nothing, fails to insert,
-    /// and is returned as a duplicate key error.
+    /// Replaces or inserts cookies independently. A cookie older than the stored one matches nothing, fails to insert, and is
+    /// returned as a duplicate key error.
     Upsert,
 }
 
-/// Users per operation of a [`Kind::Replace`]. The pipeline compares an id with half of them on average. Of 16 to 512, values
-/// of 32 to 64 were the most efficient.
+/// Users per operation of a [`Kind::Replace`]. The pipeline compares an id with half of them on average. Of the values from
+/// 16 to 512, 32 to 64 were the most efficient.
 const REPLACE_GROUP: usize = 48;
 
 impl Kind {
@@ -158,7 +158,7 @@ fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
     bson.date("t", cookie.accepted_unix_micros);
 }
 
-/// `filter: {_id: {$in: […]}}, projection: {t: 1}`, with all results in one reply, which is smaller than an insert of them.
+/// `filter: {_id: {$in: […]}}, projection: {t: 1}`. All results are in one reply, which is smaller than an insert of the same users.
 fn find<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
     let count = i32::try_from(cookies.len()).expect("commands are split");
     let filter = bson.begin_field(DOCUMENT, "filter");
@@ -284,7 +284,7 @@ fn element(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
     bson.end(field);
 }
 
-/// `0: {$literal: […]}`, so that strings are not evaluated as fields or variables.
+/// `0: {$literal: […]}`: prevents the evaluation of strings as fields or variables.
 fn literal(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
     let field = bson.begin_field(DOCUMENT, 0);
     let array = bson.begin_field(ARRAY, "$literal");

@@ -1,16 +1,15 @@
 //! Compaction: reclaims the space of deleted cookies with `compact`, one collection at a time, least recently compacted first.
 //!
 //! A collection is compacted if the server would reclaim space: WiredTiger skips files smaller than 1 MiB, or with less than a
-//! tenth reusable. If the last compaction reclaimed less than a tenth of the reusable bytes, it is repeated only when these
-//! have grown by a quarter ([`is_worthwhile`]).
+//! tenth reusable. If the last compaction reclaimed less than a tenth of the reusable bytes, the collection is compacted again
+//! only when these have grown by a quarter ([`is_worthwhile`]).
 //!
-//! Compactions are recorded in the collection `maintenance` of the database of cursors:
-//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`. So none is repeated in the same window, regardless of restarts
-//! and of the consumer that runs it.
+//! Compactions are recorded in the collection `maintenance` of the database of cursors: `{_id: <namespace>, at: <date>,
+//! seconds, reusable, freed}`. So no compaction is repeated in the same window, even after a restart or by another consumer.
 //!
-//! To stop a compaction, the server is requested to kill the operation, which is identified by its comment. MongoDB
-//! 6.0.5 ignores this, and `maxTimeMS`, and finishes the compaction (measured); other versions may stop. The server's
-//! list of operations shows compactions that still run, including those of an earlier process; they are neither
+//! To stop a compaction, the store requests the server to kill the operation, which is identified by its comment.
+//! MongoDB 6.0.5 ignores this request and `maxTimeMS`, and finishes the compaction (measured); other versions may stop.
+//! The server's list of operations shows running compactions, including those of an earlier process. These are neither
 //! repeated nor stopped.
 
 use std::{
@@ -41,7 +40,7 @@ pub(super) const RECORDS: &str = "maintenance";
 /// The server skips smaller files.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// The server skips files with less than this fraction of reusable bytes, as a divisor.
+/// Divisor of the file size: the server skips files with fewer reusable bytes than the quotient.
 const REUSABLE_DIVISOR: u64 = 10;
 
 /// The last compaction of a collection.
@@ -59,8 +58,8 @@ fn is_worthwhile(reusable: u64, last: Option<LastCompaction>) -> bool {
     reusable > 0 && last.is_none_or(|last| !was_ineffective(last) || grew(last))
 }
 
-/// Bytes that a compaction may reclaim: unused bytes in the files of a collection and its indexes that the server would
-/// compact.
+/// Bytes that a compaction may reclaim: unused bytes in those files of a collection and its indexes that the server
+/// would compact.
 fn reusable(stats: &Document) -> u64 {
     let indexes = stats.get_document("indexDetails").ok();
     let indexes = indexes.into_iter().flat_map(Document::values);
@@ -112,7 +111,7 @@ impl Inner {
     ) -> Result<Vec<(u32, Option<LastCompaction>)>, StoreError> {
         let records = self.find_own(RECORDS, doc! {}).await?;
         let records: HashMap<&str, LastCompaction> = records.iter().filter_map(decode).collect();
-        // A record in the future was written by a clock that was ahead.
+        // Ignores records in the future: a clock was ahead when they were written.
         let now = compaction.clock.now().as_millisecond();
         let recently = date(compaction.since).timestamp_millis()..=now;
         let mut found = Vec::new();
@@ -177,7 +176,7 @@ struct CollectionCompaction<'a> {
 }
 
 impl CollectionCompaction<'_> {
-    /// Compacts the collection if enough space is reusable; returns false if it is already being compacted.
+    /// Compacts the collection if enough space is reusable. Returns false if another compaction of it is running.
     async fn compact(
         &self,
         last: Option<LastCompaction>,

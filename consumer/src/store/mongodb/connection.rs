@@ -1,8 +1,8 @@
 //! The connection to MongoDB and its timeouts. Errors are classified in `error_class.rs`.
 //!
-//! If a server stops responding without closing its connections, the driver's monitor detects it within 15 s (its heartbeat of
-//! 10 s plus [`SELECTION_TIMEOUT`]) and ends pending commands. Then each attempt selects a server again, so it continues as
-//! soon as one responds.
+//! If a server stops responding without closing its connections, the driver's monitor detects this after at most 15 s (its
+//! heartbeat of 10 s plus [`SELECTION_TIMEOUT`]) and ends pending commands. Each further attempt selects a server again, so
+//! writing continues when one responds.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -28,13 +28,13 @@ const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// the driver's default of ten would be exhausted by ten of them.
 const CONNECTIONS_MAX: u32 = 100;
 
-/// Timeout of a command. It is then repeated, which changes nothing.
+/// Timeout of a command, which is then repeated. The repetition changes nothing.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Minimum heartbeat interval of the driver.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(500);
 
-/// Maximum length of a name on the server.
+/// Maximum bytes of the `appName` option.
 const APP_NAME_BYTES_MAX: usize = 128;
 
 /// A pool of connections; clones share it.

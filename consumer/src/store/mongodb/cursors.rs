@@ -31,7 +31,7 @@ use crate::{
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
 
-/// Age at which cursors of other consumers are deleted, because these were renamed or removed.
+/// Age at which cursors of other consumers are deleted: these consumers were renamed or removed.
 const GONE_AFTER: Duration = Duration::from_secs(90 * 86_400);
 
 /// Maximum response time of an available server.
@@ -40,8 +40,8 @@ pub(super) const AVAILABLE_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout of a check for the acknowledgment of other members.
 const ACKNOWLEDGE_MILLIS: i32 = 3_000;
 
-/// Whether a server with the cursors `found` has all commits: `committed`, which are the cursors of the latest commit or of
-/// the start, or those of a commit of `batch` whose response was lost.
+/// Whether a server with the cursors `found` has all commits. `committed` are the cursors of the latest commit, or those
+/// loaded at startup. The server may also have the cursors of `batch`, if the response to their commit was lost.
 fn has_commits(found: &[Cursor], committed: &[Cursor], batch: &Batch) -> bool {
     committed.iter().all(|committed| {
         let mut found = found.iter().filter(|it| it.producer == committed.producer);
@@ -64,8 +64,8 @@ impl Inner {
         Ok(cursors)
     }
 
-    /// Fails permanently if the server has lost commits, because it was replaced, restored from a backup, or rolled back. It has
-    /// also lost cookies, which this process considers stored.
+    /// Fails permanently if the server has lost commits, because it was replaced, restored from a backup, or rolled back. Such a
+    /// server has also lost cookies that this process considers stored.
     async fn check_cursors_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let found = self.read_cursors().await?;
         if has_commits(&found, &self.committed.lock(), batch) {
@@ -76,9 +76,8 @@ impl Inner {
         Err(StoreError::Broken(why.to_owned()))
     }
 
-    /// Commits the cursors of a batch that was written to the server process of `receipt`. A server process that was
-    /// restarted in the meantime may have lost parts of the batch, because the journal covers only its own
-    /// acknowledgments.
+    /// Commits the cursors of a batch that was written to the server process of `receipt`. If the server was restarted
+    /// in between, parts of the batch may be lost: the journal covers only writes that the same process acknowledged.
     pub(super) async fn commit_batch(
         &self,
         batch: &Batch,
@@ -122,7 +121,7 @@ impl Inner {
             return Ok(());
         }
         let why =
-            "server restarted, or failover to another member; writing possibly lost cookies again";
+            "the server restarted or another member took over; writing possibly lost cookies again";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 
@@ -132,7 +131,7 @@ impl Inner {
         cursors: &[Cursor],
     ) -> Result<(), StoreError> {
         let at = DateTime::now();
-        // A command of this process that is executed late must not reset a cursor.
+        // A command of this process that the server executes late must not reset a cursor.
         let (by, number) = (self.started, self.commits.fetch_add(1, Ordering::Relaxed));
         let is_late = doc! { "$and": [{ "$eq": ["$by", by] }, { "$gt": ["$n", number] }] };
         let updates: Vec<Document> = cursors
@@ -174,7 +173,7 @@ impl Inner {
         check.is_ok_and(|check| check.is_ok())
     }
 
-    /// Isolates the failure of one DSP in an operation on all: stores it in `failed` and returns `None`.
+    /// Isolates the failure of one DSP in an operation on all DSPs: stores it in `failed` and returns `None`.
     ///
     /// # Errors
     /// When the whole server fails.
@@ -228,10 +227,10 @@ impl Inner {
         let mut old = self.own_ids("p");
         old.insert("at", doc! { "$lt": date(before) });
         let found = self.find_own(COLLECTION, old.clone()).await?;
-        // Before the deletion, so that no commit misses them. A cursor committed in between is not old any more.
+        // First, so that no commit considers deleted cursors as lost. A cursor committed in between is no longer old.
         let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
         self.committed.lock().retain(is_kept);
-        // State of consumers that no longer exist.
+        // Also deletes the state of consumers that no longer exist.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
         self.delete_abandoned_retries(gone).await?;
@@ -309,7 +308,7 @@ async fn server_process(connection: &Connection) -> Result<Receipt, StoreError> 
 
 fn receipt_of(hello: &Document) -> Result<Receipt, StoreError> {
     if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
-        let why = "--store leads to a mongos, which hides restarts of its servers; name the mongod or replica set of this node";
+        let why = "--store is a mongos, which hides restarts of its servers; use the mongod or replica set of this node";
         return Err(StoreError::Broken(why.to_owned()));
     }
     let process = hello.get_document("topologyVersion");
@@ -347,7 +346,7 @@ mod tests {
         let is_contained = |found: &[Cursor], batch: &Batch| has_commits(found, &committed, batch);
         assert!(is_contained(&[cursor(1, 50)], &batch) && is_contained(&[cursor(1, 60)], &batch));
         assert!(!is_contained(&[], &batch) && !is_contained(&[cursor(1, 40)], &batch));
-        // Another epoch is that of the batch whose response was lost, or an older one.
+        // A different epoch is either that of the batch whose response was lost, or an older one.
         assert!(!is_contained(&[cursor(2, 10)], &batch));
         batch.advance(&cursor(2, 10));
         assert!(is_contained(&[cursor(2, 10)], &batch));

@@ -3,8 +3,8 @@
 //! that deletes a whole DSP has removed its cookies. The document without `u` and `d` is the floor: cookies accepted up to `t` count
 //! as deleted, because older deletions were removed.
 //!
-//! A deletion is stored before the cookies that it covers are removed. A removal never affects cookies accepted later,
-//! so a command that timed out and is executed late is harmless. The cookies of a batch are written after its removals.
+//! A deletion is stored before the cookies that it covers are removed. A removal never affects cookies accepted later, so a
+//! removal that the server executes late, after its timeout, is harmless. The cookies of a batch are written after its removals.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores the deletions of a batch, and adds the DSPs that they concern to the DSPs whose collections are written.
+    /// Stores the deletions of a batch, and adds the DSPs from which they remove cookies to `by_dsp`.
     pub(super) async fn keep_deletions(
         &self,
         connection: &Connection,
@@ -132,7 +132,7 @@ impl Inner {
                 for part in expired(found, |_| before).chunks(DELETES_PER_COMMAND_MAX) {
                     removed += delete(connection, &database, part).await?;
                 }
-                // The pauses keep the scan below half of the time.
+                // The scan runs for less than half of the time.
                 tokio::select! {
                     () = stop.cancelled() => return Ok(None),
                     () = sleep(began.elapsed()) => {}

@@ -1,8 +1,8 @@
 //! Duplicate key errors: whether a write failed because the user exists in the DSP's collection. Pure.
 //!
-//! If an insert failed, the stored cookie is read, and replaced if it is older. If an upsert failed, the stored cookie
-//! is newer, and that of the batch is stale. `write.rs` does both; `insert_strategy.rs` avoids the error if existing
-//! users are frequent. A duplicate in a unique index of the operator is final: the cookie becomes a dead letter.
+//! After a failed insert, `write.rs` reads the stored cookie, and replaces it if it is older. After a failed upsert, the
+//! stored cookie is newer, and the cookie of the batch is stale. `insert_strategy.rs` avoids the error if existing users
+//! are frequent. A duplicate in a unique index that the operator created is final: the cookie becomes a dead letter.
 
 use mongodb::bson::Document;
 
@@ -10,7 +10,7 @@ pub(super) const CODE: i32 = 11_000;
 
 /// Whether a write error means that a document with this `_id` exists.
 pub(super) fn is_of_id(code: i32, error: &Document) -> bool {
-    // With very many errors, the server omits their details.
+    // If a reply has too many errors, the server omits their details.
     let index = error.get_document("keyPattern");
     code == CODE && index.map_or(true, |index| index.keys().eq(["_id"]))
 }

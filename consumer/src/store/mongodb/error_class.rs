@@ -69,7 +69,7 @@ fn concerns_dsp(code: i32, message: &str) -> bool {
     !is_unauthenticated && !SERVER_CODES.contains(&code)
 }
 
-/// All errors may be temporary: servers restart or are upgraded, credentials are corrected, disk space is freed.
+/// Treats all errors as temporary: servers restart or are upgraded, operators correct credentials or free disk space.
 pub(super) fn unavailable(error: &Error) -> StoreError {
     StoreError::Unavailable(error_text::explain(error))
 }
@@ -106,7 +106,7 @@ impl WriteError {
         error_text::command(self.code, "", &self.message)
     }
 
-    /// Whether it concerns the document and would occur again.
+    /// Whether the error concerns the document and would occur again.
     pub(super) fn is_final(&self) -> bool {
         self.code == duplicate_key::CODE || REJECTED_CODES.contains(&self.code)
     }
@@ -131,7 +131,7 @@ pub(super) fn write_errors(
         let code = error.get_i32("code").unwrap_or_default();
         let at = error.get_i32("index").ok();
         WriteError {
-            // An invalid index belongs to no operation, and fails the batch.
+            // An invalid index matches no operation, and fails the batch.
             index: at
                 .and_then(|at| usize::try_from(at).ok())
                 .unwrap_or(usize::MAX),

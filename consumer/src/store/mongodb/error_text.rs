@@ -1,11 +1,11 @@
-//! Errors of the driver and the server as one line, without the commands that some of them repeat. Pure.
+//! Formats errors of the driver and the server as one line, without the commands that some errors contain. Pure.
 
 use mongodb::error::{Error, ErrorKind};
 
 /// Maximum number of characters of a text.
 const TEXT_CHARS_MAX: usize = 300;
 
-/// Not authorized: the message of the server contains the whole command, including cookies.
+/// Codes of missing permissions. The server's message contains the whole command, including cookies.
 const UNAUTHORIZED: [i32; 2] = [13, 8000];
 
 /// Describes an error in one line.

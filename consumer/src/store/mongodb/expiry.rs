@@ -2,21 +2,21 @@
 //!
 //! # TTL index
 //!
-//! Every cookie collection has one index on `t` that may expire cookies, switched by its `expireAfterSeconds`. Each run lists
-//! the indexes and changes only those in the wrong state. An index that would expire the right cookies (sparse, hidden, other
-//! name or collation) is changed by `collMod`. An index that would not (partial), rejects cookies (unique), or cannot be
-//! changed (without `expireAfterSeconds`, before MongoDB 5.1) is dropped and created again.
+//! Every cookie collection has one index on `t` that expires cookies. Its `expireAfterSeconds` switches it on and off. Each
+//! run lists the indexes and changes only those in the wrong state. `collMod` changes an index that can expire the right
+//! cookies (sparse, hidden, other name or collation). An index that cannot (partial), that rejects cookies (unique), or that
+//! cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1) is dropped and created again.
 //!
-//! `collMod` waits for a running `compact` of the collection, and blocks all writes to it (measured with 6.0.5). So collections
-//! being compacted are left for the next run, and changing or dropping an index waits at most [`CHANGE_MILLIS`] for locks. The
-//! server counts the deletions: `metrics.ttl.deletedDocuments` of `serverStatus`.
+//! `collMod` waits for a running `compact` of the collection, and blocks all writes to it (measured with 6.0.5). So a run skips
+//! collections being compacted, and changing or dropping an index waits at most [`CHANGE_MILLIS`] for locks. The server counts
+//! the deletions: `metrics.ttl.deletedDocuments` of `serverStatus`.
 //!
 //! # Conversion
 //!
 //! The maintenance owner determines the mode; other consumers create collections in that mode. Collections are converted while
-//! the window is open: to a sweep, whose first pass ends by dropping the disabled index; or to an index, which is created
-//! concurrently with writes. A record in `cookiesync.sweeps` means that a collection is swept. Its missing index must not be
-//! created outside the window.
+//! the window is open. The first pass of a sweep ends by dropping the disabled index; a new index is created concurrently with
+//! writes. A collection with a record in `cookiesync.sweeps` is swept. Its missing index must not be created outside the
+//! window.
 
 mod plan;
 
@@ -38,16 +38,16 @@ use super::{
 use crate::store::{Expiry, ExpiryResult, StoreError};
 use plan::{DesiredIndex, IndexAction, IndexPlan, NAME, plan};
 
-/// Maximum time that the server waits for a lock to change an index, which blocks writes.
+/// Maximum time that the server waits for a lock to change an index. The wait blocks writes.
 const CHANGE_MILLIS: i32 = 5_000;
 
 /// Maximum time to wait for the creation of an index before other work continues.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Inner {
-    /// Creates the collection of a DSP, and so its database; in index mode also the index, which expires nothing until the next
-    /// expiry run. If the collection exists, or this is interrupted, the next run creates the index, which takes minutes with
-    /// millions of documents.
+    /// Creates the collection of a DSP, and so its database. In index mode, also creates the index, which expires nothing until
+    /// the next expiry run. If the collection exists without the index, the next run creates the index, which takes minutes
+    /// with millions of documents.
     pub(super) async fn create_slot(
         &self,
         connection: &Connection,
@@ -143,7 +143,7 @@ impl Inner {
             }
             let overdue = match swept {
                 Some(record) => record.overdue(now, self.options.ttls.of(dsp_id)),
-                // By the index, which may have just been created.
+                // Determined with the index, which may be new.
                 None => {
                     let due = self.options.ttls.expired_before(dsp_id, now);
                     let oldest = oldest(&database).await.unwrap_or(due);
@@ -170,7 +170,7 @@ impl Inner {
         Ok(expired)
     }
 
-    /// Updates the index of one collection; returns false if it must wait for a compaction or the creation of an index.
+    /// Updates the index of one collection. Returns false if the update must wait for a compaction or the creation of an index.
     async fn update_index(
         &self,
         connection: &Connection,
@@ -204,9 +204,9 @@ impl Inner {
         building.as_deref() == Some(&*format!("{database}.{COOKIES}"))
     }
 
-    /// Creates the index of a collection in the background, without a deadline: with millions of documents it takes minutes. The
-    /// server accepts writes during that time, and lookups skip expired cookies. One at a time; returns false while it is
-    /// not complete.
+    /// Creates the index of a collection in the background, without a deadline: with millions of documents this takes minutes.
+    /// The server accepts writes during that time, and lookups skip expired cookies. Only one index is created at a time.
+    /// Returns false while this index is not complete.
     async fn build_index(&self, database: &Database, seconds: i64) -> Result<bool, Failure> {
         let building = Arc::clone(&self.building);
         let namespace = format!("{}.{COOKIES}", database.name());
@@ -288,7 +288,7 @@ async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
         index = name,
         "dropping the index on field t"
     );
-    // It blocks writes.
+    // The command blocks writes.
     let command = doc! { "dropIndexes": COOKIES, "index": name, "maxTimeMS": CHANGE_MILLIS };
     database.run_command(command).await.map(|_| ())
 }

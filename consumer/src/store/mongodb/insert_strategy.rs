@@ -1,8 +1,8 @@
 //! Chooses between inserting unknown cookies of a DSP directly and finding existing users first. Pure.
 //!
-//! Inserting a cookie of an existing user costs mongod eight times as much as inserting a new one, and it must still be
-//! replaced. A find costs less than an insert. So finding first pays off from about one existing user in eleven (see the
-//! costs in `command.rs`).
+//! Inserting a cookie of an existing user costs mongod eight times as much as that of a new user, and the cookie must
+//! then still be replaced. A find costs less than an insert. So finding first pays off from about one existing user in
+//! eleven (see the costs in `command.rs`).
 
 /// Minimum share of existing users at which users are found first.
 const FIND_FROM: f64 = 0.10;

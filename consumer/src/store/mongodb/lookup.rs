@@ -47,7 +47,7 @@ impl Inner {
         let now = unix_micros();
         let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
         let mut all = LookupResult::default();
-        // A command is in flight there, and the find would wait as long.
+        // A hanging command is in flight to this database, and a find would also hang.
         dsps.retain(|dsp_id| {
             let hanging = self.breakers.may_try(*dsp_id).err();
             if let Some(error) = &hanging {
@@ -84,7 +84,7 @@ impl Inner {
             .await
     }
 
-    /// The DSPs that have a database. Each of them has a slot.
+    /// The DSPs that have a database. Each of them is accepted.
     pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
         let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
         self.dsps.lock().slots.extend(&dsps);
@@ -129,7 +129,7 @@ impl Inner {
 }
 
 /// The buyer uid of a user in one database, unless it has expired. Uses a raw command, which is cheaper than the driver's
-/// cursor: a lookup sends hundreds of them.
+/// cursor: a lookup sends hundreds of finds.
 ///
 /// # Errors
 /// With a description for operators.
@@ -153,7 +153,7 @@ async fn find(
             None => find.into_future(),
         }
     };
-    // A pooled connection may lead to a server that has restarted.
+    // Tries twice: a pooled connection may be to a server that has restarted.
     let reply = async {
         match attempt().await {
             Err(error) if matches!(failure(&error), Failure::Server(_)) => attempt().await,

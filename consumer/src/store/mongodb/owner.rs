@@ -1,9 +1,9 @@
 //! The maintenance owner: the consumer that runs expiry and compaction of a shared server. It holds a lease in database
 //! `cookiesync`, collection `maintenance`: `{_id: "owner", name: <consumer>, until: <date>, expiry: <mode>}`.
 //!
-//! Without an owner, consumers with different windows or TTLs would undo each other's index changes forever. The lease is
-//! acquired and renewed before each maintenance run, by the server's clock, and expires after [`LEASE`]. It is bound to the
-//! consumer's name, so a restarted owner continues immediately.
+//! Without an owner, consumers with different windows or TTLs would undo each other's index changes forever. A consumer
+//! acquires or renews the lease before each maintenance run. By the server's clock, the lease expires after [`LEASE`]. It
+//! is bound to the consumer's name, so a restarted owner continues immediately.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Inner {
         };
         let database = self.own_database(connection);
         let reply = run(database.run_command(command)).await?;
-        // For instance, the acknowledgment of other members is missing.
+        // Fails, for instance, if other members do not acknowledge the write.
         drop(write_errors(&reply)?);
         let owner = reply.get_document("value");
         let name = owner.and_then(|owner| owner.get_str("name"));

@@ -27,7 +27,7 @@ impl Inner {
     ) -> Result<Page, StoreError> {
         let dsp_id = query.dsp_id;
         let rows = i64::try_from(ROWS_MAX).unwrap_or(i64::MAX);
-        // The time is compared here: the server would read any number of documents to find old ones.
+        // The consumer compares the times: the server would read an unlimited number of documents to find old ones.
         let command = doc! {
             "find": COOKIES,
             "filter": { "_id": { "$gt": &query.after_user } },
@@ -52,7 +52,7 @@ impl Inner {
         for document in found.iter().filter_map(Bson::as_document) {
             let user_id = document.get_str("_id").unwrap_or_default();
             page.next = (found.len() == ROWS_MAX).then(|| user_id.to_owned());
-            // A document without them is not a cookie.
+            // A document without these fields is not a cookie.
             let (Ok(buyer_uid), Ok(accepted)) = (document.get_str("b"), document.get_datetime("t"))
             else {
                 continue;

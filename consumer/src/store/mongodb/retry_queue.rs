@@ -1,10 +1,10 @@
 //! The retry queue in MongoDB: database `cookiesync`, collection `retry_queue`,
 //! `{_id: {c: <consumer>, n: <number>}, dsp, cookies, bytes, chunks: [<encoded chunk>]}`.
 //!
-//! Entries are written with `j: true` before the cursors that cover them. A command that timed out and is executed late
-//! only writes an entry again that exists, or whose cookies have been written since. In the latter case, the next start
-//! finds it and writes the cookies again, which changes nothing. It never replaces another entry, because numbers are
-//! times.
+//! Entries are written with `j: true` before the cursors that cover them. If the server executes an insert late, after
+//! its timeout, the entry exists or its cookies have been written since. In the latter case, the next start finds the
+//! entry and writes the cookies again, which changes nothing. A late insert never replaces another entry, because
+//! numbers are times.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -27,7 +27,7 @@ impl Inner {
         let collection = self.own_collection(COLLECTION).await?;
         let found = collection.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 });
-        // Streamed, to hold only one page of documents in memory.
+        // Streamed, so that memory contains only one page of documents.
         let entries = run(async {
             let entries = found
                 .await?
@@ -130,7 +130,7 @@ fn decode(document: &Document) -> Option<RetryEntry> {
         number: field(document.get_document("_id").ok()?, "n")?,
         dsp_id: u32::try_from(field(document, "dsp")?).ok()?,
         cookies: field(document, "cookies")?,
-        // Entries of earlier versions have none.
+        // Entries of earlier versions lack this field.
         deletions: field(document, "deletions").unwrap_or(0),
         bytes: field(document, "bytes")?,
     })

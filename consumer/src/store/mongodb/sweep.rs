@@ -1,19 +1,19 @@
 //! Expiry without an index: a sweep over every collection deletes expired cookies while the window is open.
 //!
-//! A step scans thousands of documents in natural order, and deletes expired ones by `_id`. The deletion repeats the condition
-//! on the acceptance time, so the server decides. In natural order, neighbors are on the same page, and a document costs mongod
-//! 0.5–0.65 µs of CPU. In the order of `_id` it costs 2.1–2.6 µs in memory, and 3.2 µs with a cache for half of the documents
-//! (6.0.5, one and four million documents).
+//! A step scans thousands of documents in natural order, and deletes expired ones by `_id`. The delete command repeats the
+//! condition on the acceptance time, so the server decides. In natural order, neighbors are on the same page, and a document
+//! costs mongod 0.5–0.65 µs of CPU. In the order of `_id` it costs 2.1–2.6 µs in memory, and 3.2 µs with a cache for half of
+//! the documents (6.0.5, one and four million documents).
 //!
-//! The same pass deletes cookies that a deletion covers: a command that the server executed late may have written them after
+//! The same pass removes cookies that a deletion covers: a command that the server executed late may have written them after
 //! their removal.
 //!
 //! A pass reads one cursor through a collection. If the cursor is lost by a restart or failover, the next pass starts at the
 //! first document. `cookiesync.sweeps` records when the newest pass and the newest complete pass of a collection began (see
 //! `record.rs`).
 //!
-//! The collection whose newest pass began first is swept first, so a collection that needs more than a window does not starve
-//! the others.
+//! The collection whose newest pass began earliest is swept first, so a collection that needs more than a window does not
+//! starve the others.
 
 pub(super) mod commit_times;
 mod pace;
@@ -71,11 +71,11 @@ struct Sweep<'a> {
     now: u64,
     pace: SweepPace,
     began: Instant,
-    /// When the lease was renewed.
+    /// When the lease was last renewed.
     leased_at: Option<Instant>,
     scanned: u64,
     deleted: u64,
-    /// Documents of the collections not swept yet.
+    /// Number of documents in the collections not swept yet.
     waiting: u64,
 }
 
@@ -141,7 +141,7 @@ impl Inner {
             store: self,
             connection,
             expiry,
-            // The earlier clock decides, in case the clock of this host is ahead.
+            // The earlier of two clocks, in case the clock of this host is ahead.
             now: expiry.now.min(server_time(connection).await?),
             pace: SweepPace::new(self.commit_times.median()),
             began: now,
@@ -211,7 +211,7 @@ impl Inner {
         Ok(due)
     }
 
-    /// The number of documents of a cookie collection, by the server's count; `None` if there is none.
+    /// The number of documents of a cookie collection, as counted by the server; `None` without a collection.
     async fn documents(&self, database: &Database) -> Result<Option<u64>, Failure> {
         if !self.has_cookies(database).await? {
             return Ok(None);
@@ -225,7 +225,7 @@ impl Sweep<'_> {
     /// Sweeps one collection; returns whether the pass is complete.
     async fn sweep_collection(&mut self, mut due: DueCollection) -> Result<bool, Failure> {
         let (expiry, dsp_id) = (self.expiry, due.dsp_id);
-        // Producers may have changed it since `due`.
+        // Producers may have changed the TTL since `due`.
         let ttl = self.store.options.ttls.of(dsp_id);
         let ttl_before = ttl::before(self.now, ttl);
         let before = |id: &Bson| {
@@ -265,7 +265,7 @@ impl Sweep<'_> {
             timing.commit = self.store.commit_times.newest();
             let remaining = self.waiting + if is_complete { 0 } else { pass.remaining() };
             self.report(timing.documents, 0, Some(remaining));
-            // Also before the next collection, because small ones take only one step.
+            // Pauses also before the next collection, because small collections take only one step.
             let pause = self.pace.pause(&timing, remaining, self.time_left());
             tokio::select! {
                 () = self.expiry.stop.cancelled() => {}
@@ -306,8 +306,8 @@ impl Sweep<'_> {
     }
 }
 
-/// Deletes the documents that were accepted before the time next to their id; returns their number. A statement of the
-/// command has the ids of one time, so they should be ordered by time.
+/// Deletes documents by id if they were accepted before the time paired with the id. Returns their number. Each time
+/// needs its own statement in the command, so pairs should be ordered by time.
 pub(super) async fn delete(
     connection: &Connection,
     database: &Database,

@@ -3,17 +3,17 @@
 //! Four kinds of commands ([`Kind`]) are used:
 //!
 //! 1. Cookies of pairs that this process has stored before are *replaced*.
-//! 2. Others are *inserted*, or existing users are *found* first if inserts fail often (see `insert_strategy.rs`).
-//! 3. Newer cookies of existing users are replaced; those of missing users are inserted.
-//! 4. The remaining cookies (a document appeared or vanished in between, or was rejected) are *upserted* independently.
+//! 2. Other cookies are *inserted*. If inserts fail often, existing users are *found* first (see `insert_strategy.rs`).
+//! 3. Stored cookies of existing users are replaced if the batch has newer ones. Cookies of missing users are inserted.
+//! 4. Remaining cookies are *upserted* independently: their document appeared or vanished in between, or was rejected.
 //!
 //! [`BatchWrite`](super::batch_write) writes the collections of a batch concurrently. The commands of one collection are
 //! sequential.
 //!
-//! The server decides which cookie is newest: no command replaces a newer `t`, whenever it is executed. So a command
-//! that timed out may still be executed late, and cookies may be written again. A deletion is an exception: a late
-//! insert finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions) has the
-//! deletion, lookups omit the cookie, and the next sweep removes it.
+//! The server decides which cookie is newest: no command replaces a newer `t`, whenever the server executes it. So a
+//! command may be executed late, after its timeout, and cookies may be written again. Deleted cookies are an exception:
+//! a late insert finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions)
+//! has the deletion, lookups omit the cookie, and the next sweep removes it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,7 +41,7 @@ use crate::{
 };
 
 impl Inner {
-    /// Writes cookies of one DSP, ignoring its breaker, and makes them durable.
+    /// Writes cookies of one DSP and makes them durable. Ignores the DSP's breaker.
     pub(super) async fn retry_dsp(
         self: Arc<Self>,
         dsp_id: u32,
@@ -103,7 +103,7 @@ impl Inner {
         Ok(WriteOutcome::default())
     }
 
-    /// Sorts on a blocking thread, because it takes milliseconds of CPU.
+    /// Sorts on a blocking thread, because sorting takes milliseconds of CPU.
     pub(super) async fn by_dsp(
         &self,
         batch: &Arc<Batch>,
@@ -158,7 +158,7 @@ pub(super) struct CollectionWrite {
 }
 
 impl CollectionWrite {
-    /// Writes the cookies at these indices, which are all of this DSP.
+    /// Writes the cookies at these indices, which all have this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
         let replied = || self.last_reply.update();
         let removal =
@@ -243,15 +243,15 @@ impl CollectionWrite {
 
     /// Replaces or inserts cookies, each on its own.
     async fn upsert(&mut self, cookies: Vec<u32>) -> Result<(), Failure> {
-        // An upsert of a new pair may fail because of a concurrent one: a command that timed out and is executed late. The
-        // second attempt finds the document, so its failure means that the stored cookie is not older.
+        // An upsert of a new pair may fail because of a concurrent command, which the server executes late, after its
+        // timeout. The second attempt finds the document, so its failure means that the stored cookie is not older.
         let conflicts = self.upsert_once(cookies).await?;
         let stale = self.upsert_once(conflicts).await?;
         self.done.stale.extend(stale);
         Ok(())
     }
 
-    /// Returns cookies whose stored one is not older, or was inserted concurrently.
+    /// Returns cookies for which the stored one is not older, or was inserted concurrently.
     async fn upsert_once(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
         let mut conflicts = Vec::new();
         while !cookies.is_empty() {
@@ -266,7 +266,7 @@ impl CollectionWrite {
         Ok(conflicts)
     }
 
-    /// Adds a rejected cookie. Any other error fails the write.
+    /// Adds a cookie that the server rejected. Any other error fails the write.
     fn reject(&mut self, error: &WriteError, index: Option<&u32>) -> Result<(), Failure> {
         match index {
             Some(index) if error.is_final() => {

@@ -231,10 +231,10 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
         (lost_min..=lost_max + producer::epoch_history::BOUND_STEP).contains(&bound),
         "{lost_min} to {lost_max} cookies are lost, but the reported maximum is {bound}:\n{log}"
     );
-    let message = "up to cookies_max cookies after this sequence are lost";
+    let message = "up to cookies_max cookies after this sequence number are lost";
     ensure!(log.contains(message), "{log}");
     ensure!(log.contains(&format!("cookies_max={bound}")), "{log}");
-    let message = "cookies after this sequence are unaccounted for until it reconnects";
+    let message = "cookies after this sequence number are unaccounted for until it reconnects";
     ensure!(log.contains(message), "{log}");
     Ok(())
 }
@@ -250,7 +250,7 @@ async fn undelivered_cookies_of_a_drained_producer_are_counted_exactly() -> Resu
     let metrics = pair
         .expect_restart(
             "exact",
-            "cookies after this sequence are lost, and their exact number is known",
+            "cookies after this sequence number are lost, and their exact number is known",
         )
         .await?;
     let reason = [("reason", "producer_ended")];

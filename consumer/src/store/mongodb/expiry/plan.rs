@@ -6,7 +6,7 @@ use super::super::{NEVER_SECONDS, number};
 
 pub(super) const NAME: &str = "t_1";
 
-/// Index options that neither prevent the expiry of a cookie nor reject one.
+/// Index options that neither prevent expiry nor reject cookies.
 const HARMLESS_OPTIONS: [&str; 9] = [
     "v",
     "key",
@@ -37,7 +37,7 @@ pub(super) enum IndexAction {
     Create,
 }
 
-/// Whether this is an index on `t` only. Shells create it with a double.
+/// Whether this is an index on `t` only. Shells write the direction as a double.
 fn is_on_t(index: &Document) -> bool {
     let is_number = |t: &Bson| matches!(t, Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_));
     index
@@ -96,8 +96,8 @@ fn is_unique(index: &Document) -> bool {
     index.contains_key("unique")
 }
 
-/// Chooses the index that expires cookies. Drops other indexes that expire or reject cookies, or all on `t` if none can be
-/// chosen.
+/// Chooses the index that expires cookies. Drops other indexes that expire or reject cookies. If no index is usable, drops
+/// all indexes on `t`.
 fn with_index(indexes: &[Document], seconds: i64) -> IndexPlan {
     let on_t = || indexes.iter().filter(|index| is_on_t(index));
     let chosen = on_t()

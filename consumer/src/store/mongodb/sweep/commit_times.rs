@@ -1,14 +1,14 @@
-//! Durations of the writer's commits, to pace sweeps that run concurrently.
+//! Durations of the writer's commits, for pacing concurrent sweeps.
 
 use std::{collections::VecDeque, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Age at which a commit is ignored.
+/// Age from which a commit is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// Number of commits of the median.
+/// Number of commits that determine the median.
 const RECENT_MAX: usize = 64;
 
 /// Durations of the sequential commits of one store.
@@ -33,7 +33,7 @@ impl CommitTimes {
         Commit(self)
     }
 
-    /// Duration of the newest commit, which may still run, if it is recent.
+    /// Duration of the newest commit, if it is running or recent.
     pub(super) fn newest(&self) -> Option<Duration> {
         let times = self.0.lock();
         let ended = times.ended.filter(|(at, _)| at.elapsed() < MAX_AGE);
@@ -41,7 +41,7 @@ impl CommitTimes {
         running.max(ended.map(|(_, took)| took))
     }
 
-    /// Median duration of recent commits, if there were any.
+    /// Median duration of recent commits; `None` without commits.
     pub(super) fn median(&self) -> Option<Duration> {
         let mut recent: Vec<_> = self.0.lock().recent.iter().copied().collect();
         recent.sort_unstable();

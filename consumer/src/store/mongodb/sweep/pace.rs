@@ -1,8 +1,8 @@
 //! Pace of a sweep: the number of documents per step, and the pause after it. Pure.
 //!
 //! A sweep is paced to use half of the remaining window. It is active for at least a tenth of the time and pauses for
-//! at most half a second, so that a small sweep ends soon. If a command or a commit of the writer is slow, it pauses
-//! longer, up to [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
+//! at most half a second, so that a small sweep ends soon. After a slow command, or a slow commit of the writer, it
+//! pauses longer, up to [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use std::time::Duration;
 /// µs in steps of 2,000.
 const DOCUMENTS: (usize, usize) = (500, 20_000);
 
-/// Target duration of a command. On two busy cores, lookups of bidders wait about as long.
+/// Target duration of a command. On two busy cores, lookups of bidders may wait for about this time.
 const COMMAND_TARGET: Duration = Duration::from_millis(10);
 
 /// Duration of a slow command.
 const SLOW_COMMAND: Duration = Duration::from_millis(250);
 
-/// Minimum and maximum duration of a slow commit, which is twice the median.
+/// A commit is slow if it takes twice the median, limited to this minimum and maximum.
 const SLOW_COMMIT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(2));
 
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum pause if nothing is slow: a multiple of the duration of the step, and an absolute value.
+/// Maximum pause after a step without slow commands or commits, as a multiple of the duration of the step.
 const PAUSE_FACTOR: u32 = 9;
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -39,14 +39,14 @@ pub(super) struct SweepPace {
 pub(super) struct StepTiming {
     pub(super) documents: u64,
     pub(super) total: Duration,
-    /// Its slowest command.
+    /// Duration of the slowest command.
     pub(super) command: Duration,
-    /// The newest concurrent commit, if any.
+    /// Duration of the newest concurrent commit, if any.
     pub(super) commit: Option<Duration>,
 }
 
 impl SweepPace {
-    /// A pace for commits with this median duration.
+    /// A pace, given the median duration of commits.
     pub(super) fn new(median_commit: Option<Duration>) -> Self {
         let median = median_commit.unwrap_or_default();
         Self {

@@ -31,8 +31,8 @@ impl Pass {
         }
     }
 
-    /// Scans the next documents. Returns whether all documents that existed at the beginning are scanned: newer ones
-    /// follow.
+    /// Scans the next documents. Returns whether all documents that existed at the beginning are scanned: later ones
+    /// are newer.
     pub(super) fn scan(&mut self, found: &[SweptDocument]) -> bool {
         let had_all = self.scanned >= self.documents;
         self.scanned += found.len() as u64;
@@ -47,8 +47,8 @@ impl Pass {
     }
 }
 
-/// Ids of the documents to delete, ordered by the time that `before` returned for them, in microseconds since the Unix epoch:
-/// each document was accepted before it.
+/// Ids of the documents accepted before the time that `before` returns for them, in microseconds since the Unix epoch. Paired
+/// with this time and ordered by it.
 pub(in super::super) fn expired(
     found: Vec<SweptDocument>,
     before: impl Fn(&Bson) -> u64,

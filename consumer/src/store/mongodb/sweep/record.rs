@@ -18,8 +18,8 @@ pub(in super::super) struct SweepRecord {
 }
 
 impl SweepRecord {
-    /// Whether a pass with this TTL or a shorter one that began after `since` is complete. A start after `now` was recorded by a clock that was
-    /// ahead.
+    /// Whether a complete pass with this TTL or a shorter one began between `since` and `now`. A clock that was ahead may have recorded a
+    /// later start.
     pub(super) fn is_done(&self, since: u64, now: u64, ttl: Duration) -> bool {
         self.complete.is_some_and(|(began, then)| {
             (date(since)..=date(now)).contains(&date(began)) && then <= ttl
@@ -31,7 +31,7 @@ impl SweepRecord {
         self.complete.is_some()
     }
 
-    /// When the newest pass began; 0 if it is after `now`, because it was recorded by a clock that was ahead.
+    /// When the newest pass began; 0 if a clock that was ahead recorded a time after `now`.
     pub(super) fn last_pass(&self, now: u64) -> u64 {
         if self.at > now { 0 } else { self.at }
     }
@@ -47,7 +47,7 @@ impl SweepRecord {
         self.complete = Some((self.at, ttl));
     }
 
-    /// Upper bound of how long ago the oldest cookie of the collection expired at `now`.
+    /// Upper bound of the time between the expiry of the collection's oldest cookie and `now`.
     pub(in super::super) fn overdue(&self, now: u64, ttl: Duration) -> Duration {
         let never = (self.began.unwrap_or(now), ttl);
         let (began, then) = self.complete.unwrap_or(never);
