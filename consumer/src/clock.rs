@@ -85,7 +85,7 @@ pub(crate) struct ClockJumps {
 }
 
 impl ClockJumps {
-    /// For a clock that shows `unix_micros` at `at`.
+    /// Starts with a clock that shows `unix_micros` at `at`.
     pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
         let started = (unix_micros, at);
         let latest = started;

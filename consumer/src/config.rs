@@ -54,7 +54,7 @@ pub struct Config {
     pub storage: StorageArgs,
     /// TTLs and deduplication.
     pub retention: RetentionArgs,
-    /// TTLs of cookies; clones share those that producers report.
+    /// TTLs of cookies. Clones share the TTLs that producers report.
     pub ttls: Ttls,
     /// MongoDB options.
     pub mongodb: MongodbArgs,
@@ -72,7 +72,7 @@ impl Config {
     /// Loads the settings of a program started with `arguments`, beginning with the program name.
     ///
     /// # Errors
-    /// With all configuration errors, ready to print; also for `--help` and `--version`.
+    /// All configuration errors, ready to print. Also the output of `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }

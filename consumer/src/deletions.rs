@@ -1,7 +1,7 @@
 //! The table of deletions: users and DSPs whose earlier cookies must not be stored.
 //!
-//! A deletion covers the cookies of a user (at one DSP or at all DSPs) or of a DSP that were accepted up to its time.
-//! It removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered
+//! A deletion covers the cookies of a user (at one DSP or at all DSPs) or of a DSP, if they were accepted up to its
+//! time. It removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered
 //! cookies that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An
 //! entry is a keyed hash and a time.
 //!
@@ -74,7 +74,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By hash of user and DSP.
+    /// Time up to which cookies are covered, by hash of user and DSP.
     until: HashMap<u64, u64, RandomState>,
     floor: u64,
     /// Unfinished jobs by DSP: the time of the latest deletion, and the number of the oldest.

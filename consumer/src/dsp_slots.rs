@@ -19,7 +19,7 @@ pub struct DspSlots {
     unlisted_max: usize,
     rejected: BTreeSet<u32>,
     unlisted: BTreeSet<u32>,
-    /// DSPs with a slot; 0 if empty.
+    /// DSPs with a slot; 0 for an empty entry.
     cache: Box<[u32]>,
 }
 

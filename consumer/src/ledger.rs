@@ -9,7 +9,7 @@
 //! ```
 //!
 //! [`metric_defs::equations::LEDGER`] is the same equation for checking a scrape. Failed cookies are malformed,
-//! rejected, unreadable, expired, or have no DSP slot.
+//! rejected, unreadable, expired, or of a DSP that is not accepted.
 //!
 //! A cookie in the retry queue has no outcome until a retry succeeds, possibly in the next process, which counts it as
 //! *recovered*.

@@ -19,7 +19,7 @@
 //! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
 //! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
 //!
-//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
+//! Only [`app`] uses all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
 //! contain no `async`.
 
 pub mod clock;

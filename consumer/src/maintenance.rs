@@ -316,7 +316,7 @@ impl MaintenanceTask {
         done: Result<bool, StoreError>,
     ) -> bool {
         match &done {
-            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance available again"),
+            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance succeeds again"),
             Ok(_) => {}
             Err(error) => {
                 self.metrics.errors.inc();

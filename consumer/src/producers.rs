@@ -1,8 +1,8 @@
 //! The table of producers. Subscriptions, the sink and maintenance update it; metrics, readiness and the status page read
 //! [snapshots](Snapshot) of it.
 //!
-//! A producer stays in the table while it has a cursor, in memory or in the store, or while it is the last producer of
-//! an address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
+//! A producer stays in the table while it has a cursor (in memory or in the store) or is the last producer of an
+//! address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
 //! notifications.
 //!
 //! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name and closes the

@@ -1,7 +1,7 @@
 //! Moves cookies from the buffer into the store, with two tasks: one batch is collected while another is written.
 //!
-//! The collector passes a batch on when the writer is idle and the batch is old enough (the flush interval after its first
-//! cookie), large enough to be efficient, or full. While the writer is busy, the batch grows to its limit. Then collecting
+//! The collector passes a batch to the writer when the writer is idle. The batch must be full, large enough to be efficient, or
+//! old enough: the flush interval after its first cookie. While the writer is busy, the batch grows to its limit. Then collecting
 //! stops, the buffer fills, and reading stops. There are at most three batches: one collected, one written, one committed.
 //!
 //! The writer writes a batch while it commits the previous one with its cursors: waiting for the disk in between would cost a

@@ -68,7 +68,7 @@ pub struct RetryEntry {
     pub number: u64,
     /// The DSP of all cookies of the entry.
     pub dsp_id: u32,
-    /// Its number of cookies.
+    /// Number of its cookies.
     pub cookies: u64,
     /// Number of its deletions.
     pub deletions: u64,
@@ -187,7 +187,7 @@ pub struct ExpiryResult {
 pub struct Compaction<'a> {
     /// Collections compacted since this time, in microseconds since the Unix epoch, are skipped.
     pub since: u64,
-    /// The clock.
+    /// The wall clock.
     pub clock: &'a Clock,
     /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
@@ -245,8 +245,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors are durable once the batch is also
-    /// [committed](Self::commit).
+    /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors become durable when the batch is
+    /// also [committed](Self::commit).
     ///
     /// First the batch's [deletions](Batch::deletions) are stored, and the cookies that they cover are removed.
     /// Deletions of a DSP are only stored; see [`remove_dsp`](Self::remove_dsp). Cookies of a DSP in

@@ -1,4 +1,4 @@
-//! The HTTP/1.1 server of the admin port and of both APIs: connections within limits, TLS, and a graceful stop.
+//! The HTTP/1.1 server of admin and API ports, with connection limits, TLS, and a graceful stop.
 //!
 //! A connection processes one request at a time, so a client that does not read responses cannot send more requests.
 

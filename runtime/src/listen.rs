@@ -184,7 +184,7 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 /// connection gracefully when the stage stops. Its future is dropped when a limit is exceeded. A connection from one of the
 /// `proxies` must begin with a PROXY header. The header is read before `serve` runs, and names the client's address.
 ///
-/// `limits` may change. Connection limits apply to new connections and close none. Timeouts apply from the next check of a
+/// `limits` may change. Connection limits apply only to new connections. Timeouts apply from the next check of a
 /// connection: after half the shortest previous timeout, at most five seconds.
 pub async fn accept<L, S, F>(
     mut listener: L,

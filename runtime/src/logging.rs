@@ -139,7 +139,7 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
         Format::Json => output.json().flatten_event(true).boxed(),
     };
     let log = tracing_subscriber::registry().with(layer).with(output);
-    // Not `try_init`, which includes all levels of libraries.
+    // `try_init` would include all levels of libraries.
     if tracing::subscriber::set_global_default(log).is_err() {
         tracing::debug!("logging is already initialized");
         return Ok(Flush(()));

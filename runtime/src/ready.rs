@@ -11,7 +11,7 @@ pub struct Component {
     /// Its stable name.
     #[serde(rename = "component")]
     pub name: &'static str,
-    /// Whether it works.
+    /// Whether the component works.
     pub ready: bool,
     /// Its state in one line; the reason if it is not ready.
     pub state: String,

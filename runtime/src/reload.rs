@@ -142,7 +142,7 @@ pub(crate) enum ReloadEvent<T> {
 }
 
 impl ChangeDetector {
-    /// For files whose current contents are active.
+    /// Starts with files whose current contents are active.
     pub(crate) fn new(contents: &impl Hash) -> Self {
         Self {
             fingerprint: fingerprint(contents),

@@ -30,7 +30,7 @@ impl Signals {
     /// SIGHUP, which reloads the settings. Install it right after loading them: an earlier SIGHUP kills the process.
     ///
     /// # Errors
-    /// As above.
+    /// If the handler cannot be installed.
     pub fn hangup() -> io::Result<Self> {
         Self::install(&[SignalKind::hangup()])
     }
@@ -38,7 +38,7 @@ impl Signals {
     /// SIGTERM, SIGINT and SIGHUP, for a program that must stop when its terminal closes.
     ///
     /// # Errors
-    /// As above.
+    /// If the handler cannot be installed.
     pub fn terminate_or_hangup() -> io::Result<Self> {
         let (mut all, hangup) = (Self::terminate()?, Self::hangup()?);
         all.0.extend(hangup.0);

@@ -1,7 +1,7 @@
 //! Bearer tokens, one per line of a file that is reloaded when it changes.
 //!
-//! A server accepts every token of its file; a client sends the first of its own. To rotate a token without rejections, add the
-//! new one to the server's file, replace the clients' files, and remove the old one from the server's file.
+//! A server accepts every token of its file; a client sends the first token of its file. To rotate a token without rejections,
+//! add the new one to the server's file, replace the clients' files, and remove the old one from the server's file.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 

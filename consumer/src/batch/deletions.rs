@@ -37,8 +37,8 @@ impl Batch {
         batch
     }
 
-    /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones, because a store cannot order
-    /// two cookies of the same millisecond.
+    /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones: a store cannot order two
+    /// cookies of the same millisecond.
     pub fn is_deferred(&self, dsp_id: u32) -> bool {
         self.deferred.contains(&dsp_id)
     }

@@ -250,7 +250,7 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL index on `t`
     ///
-    /// If several consumers share a server, the setting of the one that runs maintenance applies.
+    /// If several consumers share a server, the setting of the consumer that owns maintenance applies.
     #[arg(
         long,
         value_name = "MODE",

@@ -44,7 +44,7 @@ impl Node {
             previous: None,
         };
         let (stream, _) = address.open_stream(start);
-        // The registration lasts as long as the process.
+        // Keeps the registration until the process exits.
         std::mem::forget(address);
         let pages = CookiePages {
             tokens: Some(Arc::new(

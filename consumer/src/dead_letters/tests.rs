@@ -117,7 +117,7 @@ async fn failed_writes_are_counted_and_retried() {
     write(&mut letters, &["dave"], "no").await;
     assert!(!letters.is_failing);
     assert_eq!(read(&path).len(), 1);
-    // It may be moved at any time.
+    // The file may be moved or deleted at any time.
     fs::remove_file(&path).unwrap();
     write(&mut letters, &["eve"], "no").await;
     assert_eq!(read(&path)[0]["user_id"], "eve");

@@ -27,7 +27,7 @@ pub struct Sink {
     pub store_errors: IntCounter,
     /// Accepted unlisted DSPs.
     pub dsp_slots: IntGauge,
-    /// Maximum of `dsp_slots`.
+    /// Maximum number of accepted unlisted DSPs.
     pub dsp_slots_max: IntGauge,
     /// Drained producers whose cookies are all durable.
     pub producer_drains: IntCounter,

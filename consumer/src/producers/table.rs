@@ -62,7 +62,7 @@ pub(super) struct AddressKey {
 /// Start of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamStart<'a> {
-    /// The producer, epoch and sequence after which it starts.
+    /// The producer, epoch and sequence number after which the stream starts.
     pub at: &'a Cursor,
     /// The newest sequence number of the producer.
     pub newest: u64,

@@ -39,13 +39,13 @@ pub struct StopTokens {
 
 /// A sink whose three tasks must run concurrently. It ends when all writers of the buffer are dropped.
 pub struct Pipeline {
-    /// The input.
+    /// Input of the collector.
     pub buffer: BufferWriter,
-    /// The collector.
+    /// Runs the collector.
     pub collecting: BoxFuture<'static, Result<(), Failure>>,
-    /// The writer.
+    /// Runs the writer.
     pub writing: BoxFuture<'static, Result<(), Failure>>,
-    /// The retries of queued cookies.
+    /// Runs the retries of queued cookies.
     pub retrying: BoxFuture<'static, ()>,
 }
 

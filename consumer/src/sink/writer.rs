@@ -61,7 +61,7 @@ enum WriterState {
     },
 }
 
-/// Result of the first write attempt; `None` if there was none or it cannot be used.
+/// Result of the first write attempt; `None` if there was no attempt or its result cannot be used.
 type Attempt = Option<Result<WriteOutcome, StoreError>>;
 
 /// A commit in progress.

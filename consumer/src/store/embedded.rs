@@ -11,7 +11,7 @@
 //!
 //! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry
 //! causes no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete.
-//! After it closes, the last such time applies until the next window or restart. Compactions are proportional to
+//! After the window closes, the last time applies until the next window or restart. Compactions are proportional to
 //! writes, and with evenly distributed user ids they reach all data. Without writes, expired cookies stay on disk, but
 //! lookups omit them. The store never starts a full ("major") compaction, which would block all others, and after four
 //! flushes the writers. So it ignores the compaction window.

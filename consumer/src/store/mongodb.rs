@@ -12,10 +12,10 @@
 //!
 //! # Expiry
 //!
-//! By a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50 million documents, a refresh costs
-//! mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires documents after 68 years;
-//! `collMod` switches it without affecting other data on the server. See `sweep.rs` and `expiry.rs`. `compaction.rs`
-//! reclaims disk space.
+//! A sweep in the window deletes expired cookies, or a TTL index on `t` in each cookie collection. With 50 million
+//! documents, a refresh costs mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires
+//! documents after 68 years; `collMod` switches it without affecting other data on the server. See `sweep.rs` and
+//! `expiry.rs`. `compaction.rs` reclaims disk space.
 //!
 //! # Failures
 //!
@@ -108,7 +108,7 @@ struct Inner {
     /// Start of this process in microseconds since the Unix epoch. Identifies its commits, together with their number.
     started: i64,
     commits: AtomicI64,
-    /// By DSP.
+    /// Insert strategies by DSP.
     insert_strategies: Mutex<BTreeMap<u32, InsertStrategy>>,
     breakers: Breakers,
     /// Tasks that write to DSP databases, at most one per hanging database.

@@ -64,7 +64,7 @@ struct Subscriptions {
     tracker: TaskTracker,
     stop: CancellationToken,
     addresses: HashMap<ProducerUrl, Vec<SocketAddr>>,
-    /// By address: whether it is still resolved.
+    /// Whether each address is still resolved.
     open: HashMap<SocketAddr, watch::Sender<bool>>,
 }
 

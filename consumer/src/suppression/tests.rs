@@ -138,7 +138,7 @@ fn value_older_than_a_suppressed_duplicate_is_stale() {
 fn pending_cookie_is_confirmed_only_by_its_batch() {
     let mut table = table(1 << 20);
     let one = filter(&mut table, 5_000_000, &[("u", 1, "b")]);
-    // Its entry is evicted, and the same value arrives again with an older time.
+    // The entry is evicted, and the same value arrives again with an older time.
     table
         .buckets
         .iter_mut()

@@ -50,7 +50,7 @@ struct Generation {
 pub(super) struct PairHash(u64);
 
 impl RecentPairs {
-    /// For a store with no cookie accepted after `newest`.
+    /// Starts with a store that has no cookie accepted after `newest`.
     pub(super) fn new(newest: u64) -> Self {
         Self::with_generations(newest, GENERATION_PAIRS)
     }

@@ -1,8 +1,8 @@
 //! The connection to MongoDB and its timeouts. Errors are classified in `error_class.rs`.
 //!
-//! If a server stops responding without closing its connections, the driver's monitor detects this after at most 15 s (its
-//! heartbeat of 10 s plus [`SELECTION_TIMEOUT`]) and ends pending commands. Each further attempt selects a server again, so
-//! writing continues when one responds.
+//! If a server stops responding without closing its connections, the driver's monitor detects this after at most 15 s: its
+//! heartbeat of 10 s plus [`SELECTION_TIMEOUT`]. It then ends pending commands. Each further attempt selects a server
+//! again, so writing continues when one responds.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -55,10 +55,10 @@ impl fmt::Debug for Connection {
 /// Validates a connection string without network access.
 ///
 /// # Errors
-/// With the invalid part, but without user and password.
+/// A message with the invalid part, but without user and password.
 pub fn check_uri(uri: &str) -> Result<(), String> {
     if !cfg!(feature = "full") && needs_full(uri) {
-        let why = "this build does not support SRV records (mongodb+srv://) and zstd; use an image or release, or build with \
+        let why = "this build supports neither SRV records (mongodb+srv://) nor zstd; use an image or release, or build with \
                    `--features consumer/full`";
         return Err(why.to_owned());
     }

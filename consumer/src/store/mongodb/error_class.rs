@@ -44,7 +44,7 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// For operations without a DSP.
+/// For operations that concern no single DSP.
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {

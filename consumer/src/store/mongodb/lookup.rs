@@ -132,7 +132,7 @@ impl Inner {
 /// cursor: a lookup sends hundreds of finds.
 ///
 /// # Errors
-/// With a description for operators.
+/// A description for the operator.
 async fn find(
     connection: &Connection,
     database: Database,
