@@ -1,9 +1,9 @@
 //! The table of deletions: users and DSPs whose earlier cookies must not be stored.
 //!
-//! A deletion covers the cookies of a user (at one DSP or at all DSPs) or of a DSP, if they were accepted up to its
-//! time. It removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered
-//! cookies that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An
-//! entry is a keyed hash and a time.
+//! A deletion covers cookies accepted up to its time: those of a user at one DSP or at all DSPs, or those of a DSP. It
+//! removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered cookies
+//! that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An entry is a
+//! keyed hash and a time.
 //!
 //! Entries are kept for `RETENTION_MICROS`, as long as a producer can delay a cookie, and their number is bounded.
 //! Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted. So no deleted

@@ -1,7 +1,7 @@
 //! Encoding of records on disk.
 //!
 //! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of a user,
-//! and the key of user `ab` is not a prefix of one of user `abc`. Value: acceptance time as big-endian `u64`, then the buyer uid.
+//! but none of a user with a longer id. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
 use proto::limits::USER_ID_BYTES_MAX;
 

@@ -1,8 +1,8 @@
 //! Compaction: reclaims the space of deleted cookies with `compact`, one collection at a time, least recently compacted first.
 //!
 //! A collection is compacted if the server would reclaim space: WiredTiger skips files smaller than 1 MiB, or with less than a
-//! tenth reusable. If the last compaction reclaimed less than a tenth of the reusable bytes, the collection is compacted again
-//! only when these have grown by a quarter ([`is_worthwhile`]).
+//! tenth reusable. After a compaction that reclaimed less than a tenth of the reusable bytes, these must first grow by a
+//! quarter ([`is_worthwhile`]).
 //!
 //! Compactions are recorded in the collection `maintenance` of the database of cursors: `{_id: <namespace>, at: <date>,
 //! seconds, reusable, freed}`. So no compaction is repeated in the same window, even after a restart or by another consumer.
