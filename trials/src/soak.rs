@@ -49,7 +49,7 @@ const TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// Runs to the end, or until `stop`; writes the report.
 ///
 /// # Errors
-/// The cluster cannot be started, or the report cannot be written. Errors in between are failures of the outcome.
+/// The cluster cannot be started, or the report cannot be written. Errors during the run are failures in the outcome.
 pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcome> {
     let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
     let mongods: Vec<_> = (0..nodes)
@@ -65,7 +65,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         .kinds(!mongods.is_empty(), no_partitions.as_deref())?;
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.partition().is_some());
-    // The exact losses of a consumer are read from its log.
+    // The log of a consumer has its exact losses.
     let log = [
         "--log-format=json",
         "--log-filter=info,consumer::subscription=debug",

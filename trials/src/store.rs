@@ -1,8 +1,8 @@
-//! `trials store`: writes cookies into a store with the consumer's code, without a network, and compares it with plain commands of
-//! the driver.
+//! `trials store`: writes cookies into a store with the consumer's code, without a network, and compares this with plain commands
+//! of the driver.
 //!
-//! A run consists of slices. After the warm-up, each variant writes each slice: the consumer's sink and, for MongoDB, plain
-//! commands with the same documents. All collections therefore have equal sizes. The order of the variants alternates.
+//! A run consists of slices of cookies. After the warm-up, each variant writes each slice: the consumer's sink and, for MongoDB,
+//! plain commands with the same documents. All collections therefore have equal sizes. The order of the variants alternates.
 
 mod args;
 mod baseline;
@@ -33,7 +33,7 @@ use self::{
 /// Batches of the warm-up.
 const WARM_UP_BATCHES: u64 = 2;
 
-/// Writes all cookies, or until `stop`; calls `progress` with one line per slice.
+/// Writes until all cookies are written, or until `stop`; calls `progress` with one line per slice.
 ///
 /// # Errors
 /// The arguments are invalid, the directory exists, or the store cannot be used.

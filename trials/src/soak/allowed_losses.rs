@@ -1,9 +1,9 @@
 //! Accepted cookies that a node may be missing: only those that its consumer reported as lost. Pure.
 //!
 //! A killed producer loses the cookies that a node had not received, because it keeps them only in memory. The consumer of the
-//! node reports their maximum number and the last received sequence. This report alone determines the allowed losses: up to
-//! that number of cookies, accepted after that sequence and before the next epoch. Reports of overlapping times are merged,
-//! because a concurrent request may belong to either.
+//! node reports their maximum number and the last received sequence number. Only this report determines the allowed losses: up
+//! to that number of cookies, accepted after that sequence number and before the next epoch. Reports of overlapping times are
+//! merged, because a request during the overlap may belong to either report.
 
 use bench::{
     observe::{Observation, Role},
@@ -18,7 +18,7 @@ use super::reported_losses::{ClockPair, LossKind, ReportedLoss};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AllowedLoss {
     producer: usize,
-    /// Bounds of their acceptance times.
+    /// Bounds of the acceptance times.
     from: Instant,
     until: Instant,
     /// Maximum number, if the consumer reported one.
@@ -37,7 +37,7 @@ pub(super) struct AllowedLosses {
 pub(super) struct ReportedTotals {
     pub(super) cookies_in_gaps: u64,
     pub(super) epoch_ends: u64,
-    /// Maximum losses at epoch ends with a bound.
+    /// Sum of the maximum losses of all epoch ends with a bound.
     pub(super) cookies_at_ends_max: u64,
     pub(super) ends_without_bound: u64,
 }
@@ -68,7 +68,7 @@ impl AllowedLosses {
         self.allowed.iter().any(|loss| loss.covers(lost))
     }
 
-    /// Losses beyond the report of the consumer: one sentence per loss, with times in seconds since `began`.
+    /// Losses that exceed the consumer's reports: one sentence per loss, with times in seconds since `began`.
     pub(super) fn exceeded(&self, lost: &[LostRequest], began: Instant) -> Vec<String> {
         let mut missing = vec![0; self.allowed.len()];
         let mut ambiguous = Vec::new();
@@ -263,7 +263,7 @@ mod tests {
         let run = Run::new((0..5).map(|second| (0, second * 100)));
         let lost = [500, 2_100, 4_100];
         run.check(&[end(5, 350, 2)], &lost, &[false, false, true], 0);
-        // The cursor is older than every observation: the time is unknown, the number is known.
+        // The cursor is older than every observation, so the number is known, but not the time.
         run.check(&[end(5, 0, 2)], &lost, &[true, true, true], 1);
     }
 

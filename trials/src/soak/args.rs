@@ -22,10 +22,9 @@ const REQUEST_BYTES: u128 = 16;
 /// Run the whole system at a constant rate under faults, and verify every store.
 ///
 /// Flags select the kinds of faults and their mean intervals. Time, target and duration of each fault are drawn from
-/// the seed. A cookie may be missing only if the system does not guarantee its delivery: if a killed producer had not
-/// delivered it, or if it is in a gap. The number of missing cookies must not exceed the losses that the node's
-/// consumer reported. The exit code is 1 if other cookies are missing, stale or unexpected, or if a process did not
-/// shut down cleanly.
+/// the seed. A cookie may be missing only if a killed producer had not delivered it, or if it is in a gap. The number
+/// of missing cookies must not exceed the losses that the node's consumer reported. The exit code is 1 if other
+/// cookies are missing, stale or unexpected, or if a process did not shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// Duration of the load.
@@ -65,10 +64,10 @@ pub struct FaultArgs {
     /// drop-outbound-node: drops only packets from the node.
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
     pub faults: Vec<(FaultKind, Option<Duration>)>,
-    /// Mean interval of faults without an interval of their own.
+    /// Mean interval of faults for which --fault sets none.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
     pub fault_every: Duration,
-    /// Inject all kinds of faults that the stores and this machine support. restart-producer has four times the interval,
+    /// Inject all kinds of faults that the store and this machine support. restart-producer has four times the interval,
     /// because no other fault may be active around it.
     #[arg(long)]
     pub all_faults: bool,
@@ -86,7 +85,7 @@ fn parse_fault(text: &str) -> Result<(FaultKind, Option<Duration>), String> {
 }
 
 impl FaultArgs {
-    /// Kinds of faults with their mean intervals. `no_partitions`: why partitions are unavailable, if so.
+    /// Kinds of faults with their mean intervals. `no_partitions`: why partitions are unavailable; `None` if they are available.
     pub(super) fn kinds(
         &self,
         has_mongod: bool,

@@ -54,13 +54,13 @@ struct ActiveFault {
 
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// Suspended until then.
+    /// Suspended until this time.
     Suspended(Duration),
-    /// SIGTERM was sent then.
+    /// SIGTERM was sent at this time.
     Terminating(Duration),
-    /// Not running until then.
+    /// Not running until this time.
     Down(Duration),
-    /// Partitioned until then.
+    /// Partitioned until this time.
     Partitioned(Duration),
 }
 

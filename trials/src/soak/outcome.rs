@@ -45,7 +45,7 @@ pub struct SoakOutcome {
     pub accepted_per_second: f64,
     /// Latency from the intended send time to the response.
     pub edge_micros: Option<Percentiles>,
-    /// Maximum backlog observed; counts of killed processes are missing.
+    /// Maximum observed backlog, without the counts of killed processes.
     pub backlog_max: u64,
     /// Result of waiting for the backlog.
     pub settled: Settlement,
@@ -55,7 +55,7 @@ pub struct SoakOutcome {
     pub uncertain_restarts: Vec<u64>,
     /// Kinds of faults, with their mean intervals in seconds.
     pub kinds: Vec<(FaultKind, f64)>,
-    /// Injected faults in order of time.
+    /// Injected faults in chronological order.
     pub events: Vec<FaultEvent>,
     /// Verification of the stores.
     pub verification: Verification,

@@ -12,8 +12,8 @@ const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);
 /// Minimum time between two faults of the same target, to reconnect and catch up.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Fault-free times before a clean restart of a producer, to work off a backlog, and after it, to drain. The restart loses no
-/// cookie only if all consumers are connected and their stores work.
+/// Fault-free times before a clean restart of a producer (to work off a backlog) and after it (to drain). The restart loses
+/// cookies unless all consumers are connected and their stores work.
 const BEFORE_RESTART: Duration = Duration::from_secs(6);
 const AFTER_RESTART: Duration = Duration::from_secs(4);
 
@@ -23,7 +23,7 @@ const RESTART_AFTER_PARTITION: Duration = Duration::from_secs(20);
 /// Minimum duration of a partition in milliseconds.
 const PARTITION_MILLIS_MIN: u64 = 1_000;
 
-/// Separates the draws of this module from others of the same seed.
+/// Separates the draws of this module from other draws with the same seed.
 const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
 
 /// Kind of fault.

@@ -1,8 +1,8 @@
 //! Losses reported by consumers, and the acceptance times of the lost cookies. Pure.
 //!
-//! The log of a consumer contains producer, epoch and sequences of each gap. After a producer restart, it contains the maximum
-//! loss after a sequence of the previous epoch. The observations of the producer, once per second, show how many cookies it had
-//! accepted by then. So a lost request was in progress between two observations.
+//! The log of a consumer contains the producer, epoch and sequence numbers of each gap. After a producer restart, it contains the
+//! maximum loss after a sequence number of the previous epoch. The trial observes once per second how many cookies the producer
+//! has accepted. These observations bound the time of each lost request.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use bench::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-/// Delay between an observation and its data, and between a response and its count.
+/// Maximum delay between an observation and its data, and between a response and its count.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Maximum difference between the start time of a producer and its epoch. Two epochs are further apart than twice this,
-/// because faults of a process are at least three seconds apart.
+/// Maximum difference between the start time of a producer and its epoch, in seconds. Two epochs differ by more than twice
+/// this value, because faults of a process are at least three seconds apart.
 const START_SECONDS: u64 = 1;
 
 /// Cookies that a consumer reported as lost or possibly lost.
@@ -38,7 +38,7 @@ pub(super) struct ReportedLoss {
 pub(super) enum LossKind {
     /// A gap within an epoch.
     Gap,
-    /// The end of an epoch, and all epochs up to, not including, this one.
+    /// The end of an epoch, and all later epochs before this one.
     EpochEnd(u64),
 }
 
@@ -54,10 +54,10 @@ pub(super) struct ClockPair {
 struct LogLine {
     producer: String,
     epoch: u64,
-    /// First sequence of a gap.
+    /// First sequence number of a gap.
     first: Option<u64>,
     last: Option<u64>,
-    /// Last received sequence of an ended epoch.
+    /// Last received sequence number of an ended epoch.
     sequence: Option<u64>,
     new_epoch: Option<u64>,
     /// Exact number.
@@ -68,7 +68,7 @@ struct LogLine {
 }
 
 impl ReportedLoss {
-    /// All losses of a log. Overlapping ones are merged, because a restarted consumer may report an epoch end again from the
+    /// All losses in a log. Overlapping losses are merged, because a restarted consumer may report an epoch end again from the
     /// cursor in its store.
     pub(super) fn all(log: &str) -> Vec<Self> {
         let lines = log
@@ -86,7 +86,7 @@ impl ReportedLoss {
         merged
     }
 
-    /// The loss of a log message; `None` for other messages, and without loss.
+    /// The loss that a message reports; `None` for other messages, and without loss.
     fn of(line: LogLine) -> Option<Self> {
         let cookies = line.lost.or(line.cookies_max);
         if cookies == Some(0) {
@@ -141,7 +141,7 @@ impl ReportedLoss {
         let (mut from, mut last_observation) = (began, began);
         let mut max = 0;
         for (at, count) in self.observations_of_epoch(observations) {
-            // A count that does not grow may be an old one, of a producer that did not respond.
+            // A count that does not grow may be outdated, because the producer did not respond.
             if count > max && count < self.first {
                 from = at;
             }
@@ -152,17 +152,17 @@ impl ReportedLoss {
             }
         }
         let until = match self.kind {
-            // Epochs in between may have no observations, but all of them have ended.
+            // Intermediate epochs may have no observations, but all of them have ended.
             LossKind::EpochEnd(next) => now.of(next) + MARGIN,
             LossKind::Gap if max >= self.last => last_observation + MARGIN,
-            // The rest was accepted after the last observation of this epoch.
+            // The remaining cookies were accepted after the last observation of this epoch.
             LossKind::Gap => last_observation + 2 * MARGIN,
         };
         (from, until)
     }
 
-    /// Times of the observations of this epoch, with the cookies it had accepted. A producer that does not respond
-    /// keeps its previous sample, so the start time in the sample determines the epoch, not the time of the
+    /// Times of the observations of this epoch, with the number of accepted cookies. If a producer does not respond, its
+    /// previous sample is kept. So the start time in the sample determines the epoch, not the time of the
     /// observation.
     fn observations_of_epoch<'a>(
         &'a self,

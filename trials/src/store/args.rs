@@ -7,10 +7,10 @@ use clap::Args;
 
 /// Measure how fast the consumer's code writes cookies into a store.
 ///
-/// With MongoDB, the same documents are also written to other databases by plain unordered inserts of new pairs (the ceiling)
-/// and, with --repeat, by plain upserts that replace only older cookies. MongoDB databases whose names start with `trials-store-` are dropped at
-/// the start and at the end. Ctrl-C ends the run after the current slice, with its summary. The exit code is 1 if the store has
-/// wrong contents at the end.
+/// With MongoDB, the run also writes the same documents to other databases with plain commands, for comparison: unordered
+/// inserts of new pairs (the ceiling) and, with --repeat, upserts that replace only older cookies. It drops MongoDB databases
+/// whose names start with `trials-store-` at the start and at the end. Ctrl-C ends the run after the current slice, with its
+/// summary. The exit code is 1 if the store has wrong contents at the end.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
     /// Store to write to: mongodb://…, embedded:DIR for a new directory, or none.
@@ -43,10 +43,10 @@ pub struct StoreArgs {
     /// Measure only the consumer, without plain commands.
     #[arg(long)]
     pub no_baseline: bool,
-    /// Lookups per second by `_id` in MongoDB during the writes, whose latency is measured.
+    /// Lookups per second by `_id` in MongoDB during the writes. The summary has their latency.
     #[arg(long, value_name = "RATE")]
     pub lookups: Option<NonZeroU32>,
-    /// Read pages of cookies during every second slice, one after the other without a pause, and report the lookups of these slices
+    /// Read pages of cookies during every second slice, without a pause between pages. The lookups of these slices are reported
     /// separately.
     #[arg(long, requires = "lookups")]
     pub pages: bool,

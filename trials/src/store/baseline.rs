@@ -1,6 +1,6 @@
 //! Baseline writers for MongoDB: the same documents in plain, pre-encoded commands.
 //!
-//! They only check for success. Batches are independent of each other, and no cursors are stored.
+//! The writers only check for success. Batches are independent of each other, and no cursors are stored.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 

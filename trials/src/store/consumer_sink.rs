@@ -1,5 +1,4 @@
-//! The sink of the consumer, from its buffer to the store. It runs on its own threads, so that their CPU time is that of the
-//! consumer.
+//! The sink of the consumer, from its buffer to the store. It runs on separate threads, whose CPU time is that of the consumer.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -39,13 +38,13 @@ use super::{
 
 pub(super) const NAME: &str = "consumer";
 
-/// Names of its threads and those of the embedded store.
+/// Names of the threads of the sink and of the embedded store.
 pub(super) const THREADS: [&str; 2] = ["store-consumer", "fjall:worker"];
 
 /// Number of pairs whose stored value is verified.
 const VERIFIED_PAIRS: u64 = 2_000;
 
-/// How long the store may take for a cookie before the run fails.
+/// Maximum time for the store to accept a cookie; the run then fails.
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running sink.
@@ -131,7 +130,7 @@ impl ConsumerSink {
         })
     }
 
-    /// The store, which writes and reads pages.
+    /// The store, for reading pages.
     pub(super) fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.store)
     }

@@ -24,16 +24,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{server::Server, workload::Pairs};
 
-/// Maximum concurrent lookups. Further ones wait, and the wait counts as latency.
+/// Maximum concurrent lookups. Further lookups wait, and the wait counts as latency.
 const IN_FLIGHT_MAX: usize = 1_000;
 
-/// A client that looks up random pairs at a constant rate, whether or not responses arrive.
+/// A client that looks up random pairs at a constant rate, independent of the responses.
 pub(super) struct Bidder {
     client: Client,
     /// Variant whose databases are read.
     variant: &'static str,
     rate: NonZeroU32,
-    /// Of slices without pages, and with them.
+    /// Lookups of slices without pages, and with pages.
     lookups: [Lookups; 2],
 }
 
@@ -145,7 +145,7 @@ impl Bidder {
         Ok(())
     }
 
-    /// Of the slices without pages, and of those with pages if there are any.
+    /// Statistics of the slices without pages, and of the slices with pages if there are any.
     pub(super) fn stats(&self) -> Vec<LookupStats> {
         let measured = self.lookups.iter().filter(|it| !it.micros.is_empty());
         let stats = |it: &Lookups| LookupStats {

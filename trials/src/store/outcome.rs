@@ -41,7 +41,7 @@ pub struct VariantOutcome {
     pub mongod_cpu_micros: Option<f64>,
     /// Batches of the consumer, including the warm-up.
     pub batches: Option<BatchStats>,
-    /// Lookups during the writes: of slices without pages, and of those with pages.
+    /// Lookups during the writes: in slices without pages, and in slices with pages.
     pub lookups: Vec<LookupStats>,
     /// Documents at the end; `null` if unknown.
     pub documents: Option<u64>,

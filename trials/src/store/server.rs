@@ -14,7 +14,7 @@ use mongodb::{
 /// Prefix of all database names of a run. Databases with this prefix are dropped.
 pub(super) const PREFIX: &str = "trials-store-";
 
-/// Short timeout, so that a missing server is reported soon.
+/// Timeout for finding the server; short, to report a missing server soon.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A MongoDB server.

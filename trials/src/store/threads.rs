@@ -8,8 +8,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// A runtime whose threads share a name, by which their CPU time is counted. Neither the runtime nor its threads ever end,
-/// because the CPU time of ended threads is lost.
+/// A runtime whose threads share a name, for counting their CPU time. Neither the runtime nor its threads ever end, because
+/// the CPU time of ended threads is lost.
 pub(super) fn named_runtime(name: &'static str) -> Result<&'static Runtime> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name(name)
@@ -20,7 +20,7 @@ pub(super) fn named_runtime(name: &'static str) -> Result<&'static Runtime> {
     Ok(Box::leak(Box::new(runtime)))
 }
 
-/// Waits for the send time of the cookie after `cookies` others; returns immediately without a rate.
+/// Waits for the send time of the next cookie after `cookies` cookies; returns immediately without a rate.
 pub(super) async fn wait_due(began: Instant, rate: Option<NonZeroU32>, cookies: u64) {
     if let Some(rate) = rate {
         let due = Duration::from_secs_f64(cookies as f64 / f64::from(rate.get()));

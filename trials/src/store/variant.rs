@@ -59,7 +59,7 @@ impl WriteCost {
 }
 
 impl Variant {
-    /// Writes a slice and measures it, with lookups of the pairs `before`, and with pages if `paged_dsps` is their number of DSPs.
+    /// Writes a slice and measures it, during lookups of the pairs `before`. `paged_dsps`: number of DSPs whose pages are also read.
     pub(super) async fn write(
         &mut self,
         slice: &Slice,

@@ -1,8 +1,8 @@
 //! The cookies to write, including repeats of earlier pairs of user and DSP. Pure.
 //!
-//! Pairs are numbered in order of their first cookie. Number and seed determine user, DSP and buyer uid, so ids need no memory.
-//! A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has the
-//! next version.
+//! Pairs are numbered in order of their first cookie. The number and the seed determine user, DSP and buyer uid, so ids need no
+//! memory. A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has
+//! the next version.
 
 use std::num::NonZeroU32;
 
@@ -62,7 +62,7 @@ pub(super) struct Expected {
 }
 
 impl Workload {
-    /// A generator that continues after the first `pairs` of the seed. `epoch` is that of the chunks.
+    /// A generator that continues after the first `pairs` of the seed. The chunks have this `epoch`.
     pub(super) fn new(args: &StoreArgs, seed: u64, pairs: u64, epoch: u64) -> Self {
         let traffic = Traffic::new(seed, None).with_dsps(args.dsps);
         let known = usize::try_from(pairs).expect("pairs fit into memory");
