@@ -1,4 +1,4 @@
-//! The compared brokers, and how each is started and loaded.
+//! The compared brokers: starts each of them and publishes a load to it.
 
 use std::{
     fmt,

@@ -26,10 +26,10 @@ use crate::{
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the load may run beyond its duration.
+/// Maximum time that `bench load` may exceed the duration of the load.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a producer with default settings, except for no epoch history and a lag limit of `keep` cookies per subscriber.
+/// Starts a producer with default settings, but without an epoch history, and with a lag limit of `keep` cookies per subscriber.
 pub(crate) async fn start(program: &Path, dir: &Path, keep: u64) -> Result<Server> {
     let launch = Launch {
         program,

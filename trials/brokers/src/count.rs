@@ -1,4 +1,4 @@
-//! Counters of subscribers. Each is written by one task, without a lock, and read by the task that reports it.
+//! Counters of subscribers. One task writes each counter, without a lock, and another task reads and reports it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,7 +16,7 @@ pub(crate) struct Count {
     reported_lost: AtomicU64,
     disconnects: AtomicU64,
     unreadable: AtomicU64,
-    /// Next sequence of each lane.
+    /// Next sequence number of each lane.
     next: [AtomicU64; LANES],
 }
 
@@ -40,7 +40,7 @@ impl Count {
         }
     }
 
-    /// Counts a cookie without a sequence.
+    /// Counts a cookie without a sequence number.
     pub(crate) fn cookie(&self) {
         self.received.fetch_add(1, Relaxed);
     }
@@ -74,7 +74,7 @@ impl Count {
 pub(crate) struct Counts {
     /// Cookies, including repeated ones.
     pub(crate) received: u64,
-    /// Cookies received more than once, as far as they have sequences.
+    /// Cookies received more than once; 0 if they have no sequence numbers.
     pub(crate) repeated: u64,
     /// Cookies that the server reported as lost.
     pub(crate) reported_lost: u64,
@@ -95,7 +95,7 @@ impl Counts {
         })
     }
 
-    /// Distinct cookies; all cookies if they have no sequence.
+    /// Distinct cookies; all cookies if they have no sequence numbers.
     pub(crate) fn delivered(&self) -> u64 {
         self.received.saturating_sub(self.repeated)
     }

@@ -1,9 +1,9 @@
 //! `brokers`: compares the producer with NATS and Redis, using cookies of the same sizes.
 //!
-//! Each run starts a fresh server on loopback with its state in a temporary directory, publishes from this process (to the
-//! producer: from `bench load`) and subscribes from another process. CPU time and memory are those of the server process.
-//! Subscribers detect lost and repeated cookies by the sequences in the messages. `GetCookies` has no sequences, so there a
-//! repeated cookie can hide a lost one.
+//! Each run starts a new server on loopback with its state in a temporary directory. This process publishes (`bench load` to
+//! the producer), and another process subscribes. CPU time and memory are those of the server process. Subscribers detect lost
+//! and repeated cookies by the sequence numbers in the messages. `GetCookies` has none, so a repeated cookie can hide a lost
+//! one.
 
 mod broker;
 mod cookiesync;
@@ -34,7 +34,7 @@ use self::{
     run::Run,
 };
 
-/// Running subscribers while another one is stopped.
+/// Number of running subscribers while another subscriber is stopped.
 const RUNNING_SUBSCRIBERS: usize = 2;
 
 /// Compare the producer with NATS, Redis pub/sub and Redis Streams.
@@ -74,10 +74,10 @@ struct ComparisonArgs {
     /// Systems to compare. Systems that are not installed are skipped.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Broker::ALL)]
     brokers: Vec<Broker>,
-    /// Maximum cookies kept for a lagging subscriber (cookiesync and redis-streams only).
+    /// Maximum number of cookies kept for a lagging subscriber (cookiesync and redis-streams only).
     #[arg(long, default_value = "1000000")]
     keep: NonZeroU64,
-    /// How long one subscriber is stopped under load; 0s skips these runs.
+    /// Duration of the stop of one subscriber under load; 0s skips these runs.
     #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
     stopped_for: Duration,
     /// Cookies per second in these runs.
@@ -113,7 +113,7 @@ impl ComparisonArgs {
 fn parse_batch(text: &str) -> Result<NonZeroU32, String> {
     let batch: NonZeroU32 = text.parse().map_err(|error| format!("{error}"))?;
     if batch.get() > BATCH_MAX {
-        return Err(format!("a message holds up to {BATCH_MAX} cookies"));
+        return Err(format!("a message has up to {BATCH_MAX} cookies"));
     }
     Ok(batch)
 }
@@ -202,7 +202,7 @@ fn installed(args: &ComparisonArgs) -> Result<Vec<Broker>> {
     Ok(brokers)
 }
 
-/// The producer has no batch size, so it is measured only with the first one above 1.
+/// Whether a batch size is measured. The producer has no batch size, so only the first value above 1 is measured.
 fn is_measured(broker: Broker, batch: u32, all: &[NonZeroU32]) -> bool {
     let first = all.iter().find(|batch| batch.get() > 1);
     broker != Broker::Cookiesync || batch == 1 || first.is_some_and(|first| first.get() == batch)

@@ -1,4 +1,4 @@
-//! Messages for other brokers: a sequence, a count and encoded cookies.
+//! Messages for other brokers: a sequence number, a count and encoded cookies.
 //!
 //! A message is a `Chunk` without epoch and time: 14 bytes and the cookies. Every reader therefore decodes the same bytes
 //! with the same code.
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use proto::wire::{ChunkRef, CookieRef, put_cookie};
 
-/// Maximum cookies per message: at up to 68 bytes each they fit into NATS's default limit of 1 MiB.
+/// Maximum cookies per message. At up to 68 bytes each, they fit into the default limit of NATS (1 MiB).
 pub(crate) const BATCH_MAX: u32 = 10_000;
 
 /// Tag of `Chunk.first_sequence`, a fixed64.
@@ -18,10 +18,10 @@ const COUNT: u8 = 3 << 3 | 5;
 /// Upper bound of an encoded cookie: 20 + 36 bytes of ids and 10 of encoding.
 const COOKIE_BYTES_MAX: usize = 68;
 
-/// Publishing connections, called lanes. Each lane numbers its own messages.
+/// Number of publishing connections, called lanes. Each lane numbers its messages separately.
 pub(crate) const LANES: usize = 4;
 
-/// Bytes passed to a client in one call: 30 messages of 500 cookies. Larger bursts would overrun the duration.
+/// Bytes passed to a client in one call: 30 messages of 500 cookies. Larger bursts would exceed the duration of the load.
 pub(crate) const BURST_BYTES: usize = 1024 * 1024;
 
 /// Maximum messages passed to a client in one call.
@@ -33,13 +33,13 @@ const READ_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum entries requested by one XREAD.
 const READ_ENTRIES: usize = 1_000;
 
-/// Bits of a sequence below its lane number: more cookies than a run can create.
+/// Bits of a sequence number below its lane number, sufficient for all cookies of a run.
 const LANE_SHIFT: u32 = 48;
 
 /// Distinct cookies of a lane. Generating each cookie would cost more than publishing it.
 const COOKIES: usize = 4096;
 
-/// The lane, and the sequence within it.
+/// Splits a sequence number into its lane and the sequence number in the lane.
 pub(crate) fn split_lane(sequence: u64) -> (usize, u64) {
     let lane = usize::try_from(sequence >> LANE_SHIFT).unwrap_or(usize::MAX);
     (lane, sequence & ((1 << LANE_SHIFT) - 1))
@@ -74,7 +74,7 @@ impl Messages {
         self.next
     }
 
-    /// The next message. Sequences start at 0 in each lane.
+    /// The next message. Sequence numbers start at 0 in each lane.
     pub(crate) fn make(&mut self) -> Bytes {
         let count = self.batch as usize;
         let mut buffer = Vec::with_capacity(14 + count * COOKIE_BYTES_MAX);
@@ -107,7 +107,7 @@ fn cookie(random: &mut Rng) -> Vec<u8> {
     buffer
 }
 
-/// First sequence and count of a chunk, after decoding its cookies; `None` if the count does not match.
+/// Decodes the cookies of a chunk; returns its first sequence number and count, or `None` if the count does not match.
 pub(crate) fn walk(chunk: &ChunkRef) -> Option<(u64, u32)> {
     let mut walked = 0;
     for cookie in chunk.encoded_cookies() {

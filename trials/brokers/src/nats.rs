@@ -14,8 +14,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 const SUBJECT: &str = "cookies";
 
-/// Queue between the client's connection and a subscriber task. It is larger than any backlog on a busy machine, so that
-/// the server loses messages and not its client.
+/// Queue between the client's connection and a subscriber task. It is larger than any backlog on a busy machine, so only
+/// the server loses messages, never its client.
 const CLIENT_MESSAGES: usize = 1 << 20;
 
 /// Queue between a publisher and its connection, which writes queued messages together.

@@ -43,7 +43,7 @@ pub(crate) trait Publish: Send + 'static {
     fn finish(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Publishes over [`LANES`] connections, one task each, so that one sends while another waits.
+/// Publishes over [`LANES`] connections with one task each, so that one task sends while another waits.
 pub(crate) async fn publish<P: Publish>(
     load: Load,
     connect: impl AsyncFn() -> Result<P>,

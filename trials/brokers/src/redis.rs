@@ -1,4 +1,4 @@
-//! Redis pub/sub and Redis Streams. All subscribers read one stream, each from its own position.
+//! Redis pub/sub and Redis Streams. All subscribers read one stream, and each has its own position.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ use crate::{
 const NAME: &str = "cookies";
 const FIELD: &str = "c";
 
-/// How long an XREAD waits for entries.
+/// Maximum wait of an XREAD for entries, in milliseconds.
 const BLOCK_MILLIS: u32 = 1_000;
 
 /// Position before the first entry.
@@ -38,7 +38,7 @@ pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Server> {
     Ok(Server::new(redis.process, format!("redis://{address}/")))
 }
 
-/// A connection without a response timeout that buffers writes up to a burst (8 KiB by default).
+/// A connection without a response timeout. It buffers writes up to a burst, instead of the default 8 KiB.
 pub(crate) async fn connect(server: &str) -> Result<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_response_timeout(None)

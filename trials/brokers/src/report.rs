@@ -8,7 +8,7 @@ use crate::broker::Broker;
 /// Results of all runs.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// In the order of the runs.
+    /// Steps in the order of the runs.
     pub(crate) steps: Vec<Step>,
     /// Failed checks.
     pub(crate) failures: Vec<String>,
@@ -36,7 +36,7 @@ pub(crate) struct Step {
     pub(crate) reported_lost: u64,
     /// Deliveries beyond the published cookies.
     pub(crate) surplus: u64,
-    /// Cookies received more than once, as far as they have sequences.
+    /// Cookies received more than once; 0 if they have no sequence numbers.
     pub(crate) repeated: u64,
     /// Messages that could not be decoded.
     pub(crate) unreadable: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Step {
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Stopped {
     pub(crate) seconds: f64,
-    /// Cookies that it did not receive.
+    /// Cookies that the subscriber did not receive.
     pub(crate) lost: u64,
-    /// Lost cookies that were reported to it.
+    /// Lost cookies that were reported to the subscriber.
     pub(crate) reported_lost: u64,
     pub(crate) disconnects: u64,
     /// Memory of the server when the subscriber was stopped.

@@ -16,13 +16,13 @@ use crate::{
     server::Server,
 };
 
-/// How long subscribers may take to connect on a busy machine.
+/// Maximum time for subscribers to connect on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Missing cookies count as lost after this time without a delivery. No server delays messages for this long.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// How long delivery of a backlog may take.
+/// Maximum time for the delivery of a backlog.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Interval between two samples.
@@ -40,7 +40,7 @@ pub(crate) struct Run<'a> {
     pub(crate) broker: Broker,
     pub(crate) subscribers: usize,
     pub(crate) load: Load,
-    /// How long an additional subscriber is stopped; zero starts none.
+    /// Duration of the stop of an additional subscriber; zero starts none.
     pub(crate) stopped_for: Duration,
     /// Maximum cookies kept for a subscriber.
     pub(crate) keep: NonZeroU64,
@@ -197,7 +197,7 @@ impl Monitor {
         })
     }
 
-    /// Samples the server and its subscribers; returns the counts of these.
+    /// Samples the server and its subscribers; returns the counts of the subscribers.
     fn sample(&mut self, server: &mut Server, readers: &[Process]) -> Result<Vec<Counts>> {
         let usage = server.usage()?;
         (self.resident_bytes, self.peak_bytes) = (usage.resident_bytes, usage.peak_bytes);
@@ -224,8 +224,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Waits until each reader process has received or been reported lost its `expected` cookies, or until deliveries stop;
-    /// returns the final counts.
+    /// Waits until each reader process counts its `expected` cookies as received or lost, or until deliveries stop; returns the
+    /// final counts.
     async fn settle(
         &mut self,
         server: &mut Server,

@@ -1,4 +1,4 @@
-//! A broker's server process: its addresses, its losses, its CPU time and memory.
+//! A broker's server process: addresses, losses, CPU time and memory.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Server {
         }
     }
 
-    /// Cookies that the server counted as lost by its subscribers; 0 for brokers that do not count them.
+    /// Number of cookies that the server counts as lost for its subscribers; 0 for brokers without this count.
     pub(crate) async fn counted_lost(&self) -> Result<u64> {
         match &self.admin {
             None => Ok(0),

@@ -11,7 +11,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection with one subscription.
 pub(crate) trait Subscribe: Send + 'static {
-    /// Opens the connection. Cookies published after this call arrive.
+    /// Opens the connection. Cookies published after this call are received.
     fn open(&mut self) -> impl Future<Output = Result<()>> + Send;
 
     /// Counts received messages until the connection closes.

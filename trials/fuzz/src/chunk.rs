@@ -15,8 +15,8 @@ use proto::{
     wire::{ChunkRef, FRAME_PREFIX_BYTES, StreamMessage, encode_event},
 };
 
-/// Decodes one message without its prefix. An event must be unchanged by encoding. A chunk must be decoded as prost decodes it, and each
-/// of its cookies must be in the batch or counted.
+/// Decodes one message without its gRPC prefix. Encoding must not change an event. A chunk must decode as with prost, and each of its
+/// cookies must be in the batch or counted.
 ///
 /// # Panics
 /// If the property does not hold.

@@ -61,8 +61,8 @@ fn save(engine: &Engine, records: &mut Records) {
     }
 }
 
-/// Parses a path and a query, an empty line, and a body. Names must be within their limits, and a rejection must be a client error with a
-/// reason.
+/// Parses a path with a query, an empty line, and a body. Names must not exceed their maximum length, and a rejection must be a client
+/// error with a reason.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -141,8 +141,8 @@ pub fn limits_file(bytes: &[u8]) {
     }
 }
 
-/// Replaces key or value of each record of a limiter by the bytes. The records must be rejected, or an engine must restore them, and the
-/// records that this engine saves must be restored as well.
+/// Replaces the key or value of each record of a limiter with the bytes. An engine must reject the records, or restore them. The records
+/// that this engine then saves must be restored as well.
 ///
 /// # Panics
 /// If the property does not hold.

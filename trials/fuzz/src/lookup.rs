@@ -5,8 +5,8 @@ use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
 
-/// Requests a path. A user path must get a JSON response, because the user is invalid or unknown; any other path must
-/// get none.
+/// Requests a path. A user path must get a JSON response, because the user is invalid or unknown. Other paths must get no
+/// response.
 ///
 /// # Panics
 /// If the property does not hold.

@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 
 use producer::edge::privacy::{Action, Config, Outcome, Signals};
 
-/// Decides by the signals in a query. Ignoring malformed signals must not change another outcome, and a consent string must mean
-/// the same inside and outside of a GPP string.
+/// Checks the signals in a query. Ignoring malformed signals must not change another outcome, and a consent string must mean
+/// the same inside and outside a GPP string.
 ///
 /// # Panics
 /// If the property does not hold.

@@ -18,8 +18,8 @@ use proto::{
 };
 use runtime::listen::proxy::{self, HEADER_BYTES_MAX};
 
-/// Parses the first requests in `bytes`. Each must be parsed identically for every split of the bytes, and its cookie must be the same in
-/// another encoding.
+/// Parses the first requests in `bytes`. The result must be the same for every split of the bytes, and for another encoding of the
+/// cookie.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -46,7 +46,7 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// Reads a PROXY header that continues with `bytes`. It must be bounded, and each part of it incomplete.
+/// Reads a PROXY header that continues with `bytes`. Its length must be bounded, and each prefix of it must be incomplete.
 fn check_proxy_header(bytes: &[u8]) {
     let header = [b"\r\n\r\n\0\r\nQUIT\n", bytes].concat();
     let receive = |end| {
@@ -89,7 +89,7 @@ fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, HeadError> {
 
 fn check_splits(bytes: &[u8]) {
     let whole = parsed(bytes);
-    // All splits of a short request, some of a long one.
+    // All splits of a short request, and some splits of a long request.
     let step = bytes.len() / 256 + 1;
     for end in (0..bytes.len()).step_by(step) {
         match (parsed(&bytes[..end]), whole) {
@@ -129,7 +129,7 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     check_chunk(cookie);
 }
 
-/// Checks that a redirect goes to the host of its template, and that its URL adds no header and no other parameter.
+/// Checks that a redirect has the host of its template, and that its URL adds no header and no other parameter.
 fn check_redirect(cookie: &CookieRef<'_>, query: &str) {
     const BEGIN: &str = "https://sync.example/?u=";
     let template = Template::parse(&format!("{BEGIN}{{UID}}&x={{DSP_UID}}&g={{GPP}}"));
@@ -144,7 +144,7 @@ fn check_redirect(cookie: &CookieRef<'_>, query: &str) {
     assert!(!is_short || url.matches('&').count() == 2, "{url}");
 }
 
-/// Checks that a cookie is unchanged after a chunk.
+/// Checks that encoding and decoding as a chunk does not change a cookie.
 pub(crate) fn check_chunk(cookie: &CookieRef<'_>) {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     wire::put_cookie(&mut buffer, cookie);

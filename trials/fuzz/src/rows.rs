@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::request::check_chunk;
 
-/// Parses each line of a body. An accepted row has the values that another parser finds, its ids are valid, and it is
-/// unchanged after re-encoding and after a chunk.
+/// Parses each line of a body. An accepted row must have the values that another parser finds, and valid ids. Encoding it
+/// again, or as a chunk, must not change it.
 ///
 /// # Panics
 /// If the property does not hold.

@@ -4,8 +4,8 @@ use std::{ffi::OsString, fmt::Debug, fs};
 
 use runtime::settings;
 
-/// Loads a command line with one argument per line, followed by an empty line and a configuration file. Both programs must load the same
-/// configuration each time, or return the same error text.
+/// Loads a command line with one argument per line, then an empty line and a configuration file. Each program must load the same
+/// configuration every time, or return the same error text.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -20,7 +20,7 @@ pub fn settings(bytes: &[u8]) {
     let dir = tempfile::TempDir::new().expect("a temporary directory can be created");
     let path = dir.path().join("settings.toml");
     fs::write(&path, file).expect("the directory is writable");
-    // Other configuration files could be devices.
+    // Excludes options that name another configuration file, because it could be a device.
     let own = arguments.lines().filter(|line| !line.contains("config"));
     let arguments: Vec<OsString> = ["program".into(), "--config".into(), path.into()]
         .into_iter()

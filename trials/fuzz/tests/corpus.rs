@@ -1,4 +1,4 @@
-//! The corpus of the fuzz targets, and small mutations of it, as ordinary tests.
+//! Runs the fuzz targets on their corpus and on small mutations of it, as ordinary tests.
 
 use std::{fs, path::Path};
 

@@ -11,7 +11,7 @@ use bench::tools::installed_or_skip;
 /// Commands of browsers that support the DevTools protocol.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// A browser, or `None` after the test was skipped.
+/// An installed browser, or `None` (a skipped test).
 #[track_caller]
 pub(crate) fn browser_or_skip() -> Option<PathBuf> {
     installed_or_skip(&BROWSERS)
@@ -20,7 +20,7 @@ pub(crate) fn browser_or_skip() -> Option<PathBuf> {
 /// Runs a script of this directory, whose first argument is the browser. Returns its output.
 ///
 /// # Errors
-/// With its output, if it fails.
+/// If the script fails; with its output.
 pub(crate) async fn run(script: &str, browser: &Path, arguments: &[&str]) -> Result<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
     let output = tokio::process::Command::new("python3")

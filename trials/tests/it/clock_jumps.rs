@@ -47,7 +47,7 @@ impl Drop for FakeClock {
     fn drop(&mut self) {
         let processes = fs::read_to_string(&self.processes).unwrap_or_default();
         for file in processes.lines().flat_map(shared_memory_files) {
-            // A process that exited cleanly has removed it.
+            // A process that exited cleanly has removed its file.
             drop(fs::remove_file(file));
         }
     }
@@ -174,7 +174,7 @@ async fn chunk_times_never_decrease_when_the_producer_clock_jumps() -> Result<()
     }
     let times = &stream.times;
     ensure!(times.is_sorted() && times.len() > 3, "{times:?}");
-    // The same under load, with a jump in between.
+    // The same under load, with a jump during the load.
     let plan = producer.ordered_load(41, 3_000, 6_000)?;
     let jump = async {
         consumer.wait_written(2_000).await?;
@@ -226,7 +226,7 @@ async fn cookie_hidden_by_a_wrong_clock_reappears_when_the_clock_is_corrected() 
     consumer
         .check_unknown(["alice".to_owned()].into_iter())
         .await?;
-    // A cookie that arrives while the clock is wrong is not rejected either.
+    // The consumer does not reject a cookie that arrives while the clock is wrong.
     producer.accept("bob", 17, "b-1").await?;
     wait_until(TIMEOUT, "the second cookie has an outcome", async || {
         let metrics = consumer.metrics().await?;
@@ -292,7 +292,7 @@ async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie(
     consumer
         .wait_lookup("bob", json!({"17": "second-epoch"}))
         .await?;
-    // Newest wins by acceptance time, so the first epoch's value stays until this clock has caught up.
+    // The newest acceptance time wins, so the value of the first epoch stays until this clock has caught up.
     consumer
         .wait_lookup("alice", json!({"17": "first-epoch"}))
         .await?;

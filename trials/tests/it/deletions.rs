@@ -16,7 +16,7 @@ use crate::{
     mongods::shared,
 };
 
-/// Limits of clients that no test reaches.
+/// Flags with API limits that no test reaches.
 const UNLIMITED: [&str; 4] = [
     "--api-requests-per-second",
     "1000000",

@@ -1,4 +1,4 @@
-//! Contents of a MongoDB, read with the standard driver as a bidder reads them.
+//! Contents of a MongoDB, read with the standard driver like a bidder.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ impl Documents {
         let mut found = StoreContents::new();
         let equal = async {
             wait_until(TIMEOUT, &filled, async || Ok(self.count().await? >= wanted)).await?;
-            let what = "the documents equal the expected ones";
+            let what = "the documents are as expected";
             wait_until(TIMEOUT / 6, what, async || {
                 Ok(self.contents().await? == *expected)
             })

@@ -56,7 +56,7 @@ async fn invalid_request_gets_400_naming_the_parameter_and_appends_nothing() -> 
             "cookie uid ",
         ),
     ];
-    // All on one connection, which invalid parameters must not close.
+    // All requests use one connection, which invalid parameters must not close.
     let mut connection = HttpClient::connect(&producer.http).await?;
     for (target, cookie, status, body) in cases.iter().chain(&too_long) {
         let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");
@@ -198,7 +198,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
     assert_eq!(connection.response().await?.status, 404);
 
-    // Without its body, the bytes after the headers could be another client's request, so the connection closes.
+    // If the body is missing, the next bytes could be another client's request, so the connection closes.
     let mut late = HttpClient::connect(&producer.http).await?;
     late.send(head.as_bytes()).await?;
     let answer = late.response().await?;

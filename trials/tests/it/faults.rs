@@ -138,7 +138,7 @@ async fn half_open_connection_is_detected_and_resumes_at_its_cursor() -> Result<
     let all = all.collect();
     for consumer in &mut consumers {
         consumer.wait_ready().await?;
-        // None is received twice.
+        // No cookie is received twice.
         consumer.wait_settled(200).await?;
         consumer.wait_lookups(&all).await?;
         assert_eq!(consumer.lost().await?, 0);
@@ -204,7 +204,7 @@ const SEED_VARIABLE: &str = "FAULTS_SEED";
 #[tokio::test(flavor = "multi_thread")]
 async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Result<()> {
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "5".to_owned());
-    eprintln!("seed {seed}; set {SEED_VARIABLE} to use another");
+    eprintln!("seed {seed}; set {SEED_VARIABLE} to use another seed");
     let mut args = vec![
         "soak",
         "--for",
@@ -240,7 +240,7 @@ async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Re
     let result = Run::trials(&args).await?.finish().await?;
     result.expect_exit(0)?;
     let events = result.report["events"].as_array().context("events")?.len();
-    // The number also depends on the duration of each fault, and on whether networks can be partitioned.
+    // The number of events also depends on the duration of each fault, and on whether networks can be partitioned.
     ensure!(events > 4, "{}", result.report["events"]);
     ensure!(result.verified("missing") + result.verified("wrong") == 0);
     ensure!(result.verified("stored") > 1_000);

@@ -32,13 +32,13 @@ pub(crate) use self::{
     producer::{Producer, Wrapper, accept_all},
 };
 
-/// Deadline for a process to become ready and for a cookie to arrive, on a busy machine.
+/// Deadline for a process to become ready, or for a cookie to arrive, on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Deadline for a drain. A process that abandons its drain exits after 10 s with another code.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Deadline for [`reserve_machine`]: all earlier tests may reserve the machine first.
+/// Deadline for [`reserve_machine`], long enough for all other tests to reserve the machine first.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// The programs under test and `bench`, found or built once per test process.
@@ -75,7 +75,7 @@ pub(crate) async fn bin_dir() -> Result<&'static Path> {
 
 /// Reserves the machine for a test that loads all cores or measures a rate, until the permit is dropped.
 ///
-/// Other tests mostly wait and may run concurrently; two such loads would distort each other's measurements.
+/// Two loads would distort each other's measurements. Other tests mostly wait and may run concurrently.
 pub(crate) async fn reserve_machine() -> SemaphorePermit<'static> {
     static MACHINE: Semaphore = Semaphore::const_new(1);
     let waited = timeout(MACHINE_TIMEOUT, MACHINE.acquire()).await;
@@ -125,7 +125,7 @@ pub(crate) async fn within_timeout<T>(what: &str, future: impl Future<Output = T
 /// Checks that a process ended with `code`.
 ///
 /// # Errors
-/// With the last log lines, if it ended otherwise.
+/// If it ended otherwise; with the last log lines.
 pub(crate) fn expect_exit(process: &Process, status: ExitStatus, code: i32) -> Result<()> {
     ensure!(
         status.code() == Some(code),
@@ -136,7 +136,7 @@ pub(crate) fn expect_exit(process: &Process, status: ExitStatus, code: i32) -> R
     Ok(())
 }
 
-/// Exit code and output of a program that ended by itself.
+/// Exit code and output of a program that exited without a signal from the test.
 pub(crate) struct ProgramOutput {
     pub(crate) code: Option<i32>,
     /// Standard error, followed by standard output.

@@ -13,17 +13,17 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// More cookies than a log of 1 MiB holds, the minimum of `--log-bytes`.
+/// More cookies than fit into a log of 1 MiB, the minimum of `--log-bytes`.
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
-/// A producer's current metric of a subscriber.
+/// Current value of a producer's metric for a subscriber.
 async fn count(producer: &Producer, name: impl AsRef<str>, subscriber: &str) -> Result<u64> {
     let labels = [("subscriber", subscriber), ("call", "subscribe")];
     Ok(producer.metrics().await?.count(name, &labels))
 }
 
-/// Checks that a consumer received at least the delivered cookies minus the undelivered ones, at most the delivered plus the
-/// redelivered ones. The producer is its only one, and no count changes between the two scrapes.
+/// Checks that a consumer received at least the delivered cookies minus the undelivered cookies, and at most the delivered
+/// plus the redelivered cookies. It must have only this producer, and no count may change between the two scrapes.
 #[track_caller]
 fn check_between(producer: &Samples, consumer: &Samples) {
     let labels = [("subscriber", "node"), ("call", "subscribe")];
@@ -47,7 +47,7 @@ async fn undelivered_cookies_count_as_lost_after_the_log_evicts_them() -> Result
     drop(stream);
     producer.accept_load(2, MORE_THAN_THE_LOG).await?;
 
-    // Resumes like a subscriber that stored only 100 of them before it was killed.
+    // Resumes like a subscriber that stored only 100 cookies before it was killed.
     let request = from_cursor("node", &hello, 100);
     let mut stream = Subscription::open(&producer.grpc, request).await?;
     stream.read_to(1_000 + MORE_THAN_THE_LOG).await?;

@@ -107,7 +107,7 @@ fn describe_balance(samples: &Samples, limit: &str) -> Result<String> {
     ))
 }
 
-/// A background reader of everything that a producer releases, in log order.
+/// A background reader of all cookies that a producer releases, in log order.
 struct BackgroundReader(JoinSet<Result<Subscription>>);
 
 impl BackgroundReader {

@@ -72,7 +72,7 @@ macro_rules! in_both_modes {
 
 pub(crate) use in_both_modes;
 
-/// Options of a consumer that matter for maintenance.
+/// Options of a consumer that affect its maintenance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsumerOptions {
     pub(crate) name: &'static str,
@@ -148,7 +148,7 @@ impl MaintenanceRun {
         Self::start_with(options, uri, now, Deletions::default())
     }
 
-    /// Like [`start_on`](Self::start_on), of a consumer with these deletions.
+    /// Like [`start_on`](Self::start_on), for a consumer with these deletions.
     pub(crate) fn start_with(
         options: impl Into<ConsumerOptions>,
         uri: &str,
@@ -193,7 +193,7 @@ impl MaintenanceRun {
         self.clock.advance(Duration::from_secs(600));
     }
 
-    /// A clock driver for failures from now on.
+    /// A clock driver for steps that fail and are retried.
     pub(crate) fn retry_clock(&self) -> RetryClock<'_> {
         RetryClock {
             clock: &self.clock,
@@ -242,8 +242,8 @@ pub(crate) struct RetryClock<'a> {
 impl RetryClock<'_> {
     /// Advances the clock; call it in a loop.
     ///
-    /// It advances by a minute per second for 40 s, then by a minute per 40 s. So a window of two hours is long enough for a slow
-    /// machine: 40 real minutes are 101 minutes of this clock.
+    /// The clock advances by a minute per second for 40 s, then by a minute per 40 s. A window of two hours is therefore long enough
+    /// for a slow machine: 40 real minutes are 101 minutes of this clock.
     pub(crate) fn advance(&self) {
         let seconds = self.began.elapsed().as_secs();
         let minutes = 1 + seconds.min(40) + seconds / 40;
@@ -324,7 +324,7 @@ impl Server {
         .await
     }
 
-    /// Waits for two complete passes of the TTL monitor. Documents that exist after these are not deleted.
+    /// Waits for two complete passes of the TTL monitor. It will not delete documents that exist afterwards.
     pub(crate) async fn wait_monitor(&self) -> Result<()> {
         let began = self.monitor_passes().await?;
         wait_until(TIMEOUT, "the TTL monitor passes twice", async || {

@@ -85,13 +85,13 @@ async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in
     consumer.wait_not_ready("no producer is connected").await?;
     producer.process.restart()?;
     producer.wait_ready().await?;
-    // Sent before the consumer reconnects, which reads the new epoch from its first cookie.
+    // Sent before the consumer reconnects: it must read the new epoch from the first cookie.
     producer.accept("alice", 2, "second-epoch").await?;
     consumer
         .wait_lookup("alice", json!({"1": "first-epoch", "2": "second-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
-    // The producer was idle, so its epoch history has its end.
+    // The producer was idle, so its epoch history has the end of the epoch.
     let restarts = "consumer_producer_restarts_total";
     assert_eq!(metrics.count(restarts, &[("loss", "none")]), 1);
     assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);

@@ -28,7 +28,7 @@ const TOKEN: &str = "a-token-of-16-bytes";
 /// Matches of a node, by user.
 type Rows = BTreeMap<String, Value>;
 
-/// Reads all pages, from one node after the other.
+/// Reads all pages of one node after the other.
 async fn all_pages(nodes: &[&Consumer]) -> Result<Rows> {
     let (mut rows, mut next, mut pages) = (Rows::new(), String::new(), 0);
     loop {
@@ -68,7 +68,7 @@ async fn all_pages(nodes: &[&Consumer]) -> Result<Rows> {
     Ok(rows)
 }
 
-/// All servers except revalidators. Both nodes have an old match of each user.
+/// All processes except revalidators. Both nodes have an old match of each user.
 struct Servers {
     partner: Partner,
     nats: Nats,
@@ -84,7 +84,7 @@ struct Servers {
 }
 
 impl Servers {
-    /// Starts them; the application has `more` settings, and the partner responds after `delay`.
+    /// Starts all of them. The application has `more` settings, and the partner responds after `delay`.
     async fn start(more: &str, delay: Duration) -> Result<Self> {
         let dir = TempDir::new()?;
         let tokens = dir.path().join("tokens");
@@ -178,7 +178,7 @@ impl Revalidator {
         Ok(job["jobId"].as_str().context("an id")?.to_owned())
     }
 
-    /// The status of a job when it has ended or `is_enough`. Waits as long as the status changes.
+    /// The status of a job once it has ended or `is_enough` returns true. Fails if the status does not change for a time.
     async fn wait(&self, id: &str, is_enough: impl Fn(&Value) -> bool) -> Result<Value> {
         let (mut last, mut deadline) = (Value::Null, Instant::now() + TIMEOUT);
         loop {
@@ -233,14 +233,14 @@ async fn matches_are_confirmed_changed_and_removed_and_browsers_win() -> Result<
         // The response of the partner is newer, but its time is not.
         node.wait_lookup(&user(7), uid("browser")).await?;
     }
-    // Confirmed matches are as before, and the times of changed ones are not later than those of their pages.
+    // Confirmed matches are unchanged, and the times of changed matches are not later than the times of their pages.
     let after = all_pages(&nodes).await?;
     assert_eq!(after[&user(52)], before[&user(52)]);
     let changed = after[&user(50)]["t"].as_u64().context("a time")?;
     let minute_ago = u64::try_from(millis_ago(Duration::from_secs(60)))?;
     assert!(u128::from(changed) > servers.accepted && changed <= minute_ago);
 
-    // Confirmed matches are noted, so a longer age leaves only the missing ones.
+    // Confirmed matches are recorded, so a filter with a longer age selects only the missing matches.
     servers.partner.begin_job();
     let noted = revalidator.job(json!({ "olderThan": 1800 })).await?;
     // The brake does not apply to matches that are missing again.
@@ -251,14 +251,14 @@ async fn matches_are_confirmed_changed_and_removed_and_browsers_win() -> Result<
             Ok(admin::get(&node.admin, &path).await?.status == 404)
         })
         .await?;
-        // Also one that is missing.
+        // One of these users is missing at the partner.
         for number in [1, 7] {
             node.wait_lookup(&user(number), uid("browser")).await?;
         }
     }
     servers.partner.begin_job();
     let last = revalidator.job(json!({})).await?;
-    // A page has no match of the last minute.
+    // A page omits matches of the last minute.
     let checked = counts(&last, names)[0];
     assert!((2440..=2455).contains(&checked), "{last}");
     assert_eq!(counts(&last, names), [checked, checked, 0, 0, 0], "{last}");

@@ -1,4 +1,4 @@
-//! Clients of both streaming calls. They check each message against the wire protocol and collect what they receive.
+//! Clients of both streaming calls, which check each message against the wire protocol and collect the received cookies.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -22,14 +22,14 @@ const PREFIX_BYTES: usize = 5;
 pub(crate) struct Subscription {
     messages: Streaming<Bytes>,
     pub(crate) hello: Hello,
-    /// The next expected sequence.
+    /// The next expected sequence number.
     pub(crate) next: u64,
     /// All cookies received so far, in order.
     pub(crate) cookies: Vec<Cookie>,
     /// All gaps received so far.
     pub(crate) gaps: Vec<Gap>,
     pub(crate) heartbeats: u64,
-    /// First sequence and cookie count of each chunk received so far.
+    /// First sequence number and cookie count of each chunk received so far.
     pub(crate) chunks: Vec<(u64, u64)>,
     /// Acceptance time of each chunk received so far, in microseconds since the Unix epoch.
     pub(crate) times: Vec<u64>,
@@ -176,7 +176,7 @@ impl Subscription {
         Ok(ReadResult::Event)
     }
 
-    /// Reads until every sequence up to `sequence` was received or reported in a gap.
+    /// Reads until every sequence number up to `sequence` was received or reported in a gap.
     pub(crate) async fn read_to(&mut self, sequence: u64) -> Result<()> {
         while self.next <= sequence {
             match self.read().await? {
@@ -188,7 +188,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Reads to the end of the stream. Returns the final sequence of the goodbye, if any, and the status.
+    /// Reads to the end of the stream. Returns the final sequence number of the goodbye, if any, and the status.
     pub(crate) async fn read_to_end(&mut self) -> Result<(Option<u64>, Status)> {
         let mut goodbye = None;
         loop {

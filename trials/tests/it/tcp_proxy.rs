@@ -22,14 +22,14 @@ pub(crate) struct TcpProxy {
     delay: Arc<Mutex<Delay>>,
 }
 
-/// Which message is delivered late.
+/// The message that is delivered late.
 #[derive(Default)]
 enum Delay {
     #[default]
     None,
-    /// The next one that contains all of these parts.
+    /// The next message that contains all of these parts.
     Next(Vec<&'static [u8]>),
-    /// This one, on the connection on which the server expects it.
+    /// This message, on the connection on which the server expects it.
     Held(TcpStream, Vec<u8>),
 }
 
@@ -54,7 +54,7 @@ impl TcpProxy {
         *lock(&self.delay) = Delay::Next(parts.to_vec());
     }
 
-    /// Delivers the message that is held back, once there is one, and waits for the response of the server.
+    /// Waits until a message is held back, delivers it, and waits for the response of the server.
     pub(crate) async fn deliver(&self) -> Result<()> {
         wait_until(TIMEOUT, "a message is held back", async || {
             Ok(matches!(*lock(&self.delay), Delay::Held(..)))
@@ -99,7 +99,7 @@ impl TcpProxy {
     }
 }
 
-/// Forwards both directions until either side closes the connection, or a message is to be held back.
+/// Forwards both directions until the client or server closes the connection, or a message is to be held back.
 async fn forward(mut client: TcpStream, mut server: TcpStream, delay: Arc<Mutex<Delay>>) {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();

@@ -1,10 +1,10 @@
 //! Tests of the producer's log under thousands of thread schedules, explored by shuttle.
 //!
-//! The log is compiled from the producer's source files with shuttle's locks and wake-ups. A thread that waits forever is reported as a
-//! deadlock, and a failure prints its schedule.
+//! The log is compiled from the producer's source files with shuttle's locks and wake-ups. shuttle reports a thread that waits forever as
+//! a deadlock. A failure prints its schedule.
 //!
-//! This file replaces `crate::locks`, `tokio` and `runtime` for the log. Time does not pass: the clock is constant, so no append seals a
-//! chunk because of its age. [`time::sleep`] only yields, and an interval never fires, so that it cannot hide a lost wake-up.
+//! This file replaces `crate::locks`, `tokio` and `runtime` for the log. The clock is constant, so no append seals a chunk because of its
+//! age. [`time::sleep`] only yields. An interval never fires, so it cannot hide a lost wake-up.
 
 #![allow(
     dead_code,

@@ -20,7 +20,7 @@ fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_pct(scenario, SCHEDULES, PRIORITY_CHANGES_MAX);
 }
 
-/// One chunk per append. The next append seals it, or earlier the sealing task, if there is one.
+/// One chunk per append. The next append seals it, unless a sealing task has sealed it before.
 const CHUNK_PER_APPEND: Config = Config {
     epoch: 9,
     bytes_max: 1 << 30,
@@ -29,7 +29,7 @@ const CHUNK_PER_APPEND: Config = Config {
     idle_after: Duration::from_secs(1),
 };
 
-/// One chunk, sealed only by the sealing task or the close.
+/// One chunk, which only the sealing task or the close seals.
 const ONE_CHUNK: Config = Config {
     chunk_bytes: 1 << 16,
     ..CHUNK_PER_APPEND
@@ -74,7 +74,7 @@ fn sealer(log: &Log) -> JoinHandle<()> {
 #[derive(Debug)]
 struct ReadResult {
     reader: Reader,
-    /// Received user ids by sequence.
+    /// Received user ids by sequence number.
     users: BTreeMap<u64, String>,
     lost: u64,
     ended: bool,
@@ -141,7 +141,7 @@ fn each_reader_receives_all_cookies_in_order_before_the_close() {
         for appender in appenders {
             assert_eq!(appender.join().expect("appended"), 2);
         }
-        // The close comes last, because it would wake a reader whose wake-up was lost.
+        // The log is closed last, because this would wake a reader whose wake-up was lost.
         for reader in readers {
             let read = reader.join().expect("read");
             assert_eq!((read.users.len(), read.lost, read.ended), (4, 0, false));

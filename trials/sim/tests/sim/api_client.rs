@@ -1,6 +1,6 @@
 //! A simulated client of a producer's API: bulk syncs with times, deletions and their receipts, and lookups at consumers.
 //!
-//! Some users send no syncs: their final state depends on the client's last requests.
+//! Some users send no syncs, so their final state depends only on the client's last requests.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use crate::{
     trace,
 };
 
-/// Earliest time of a row. The table of stored cookies counts in seconds from 1, and a run begins at the Unix epoch.
+/// Earliest time of a row. The table of stored cookies counts seconds from 1, and a run begins at the Unix epoch.
 const EARLIEST_MILLIS: u64 = 1_000;
 
 /// Timeout of a request. A deletion waits two seconds for a node.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The first of the users without browsers that all clients share.
+/// The first of the users without browsers. All clients share these users.
 const SHARED_USERS: u64 = 1_000;
 
 /// The first user that only occurs in a deletion.
@@ -45,7 +45,7 @@ pub(crate) struct ApiClient {
     pub(crate) load: Load,
     /// Mean pause between two requests.
     pub(crate) pause_millis: u64,
-    /// Whether it may fill the deletion tables of consumers.
+    /// Whether the client may fill the deletion tables of consumers.
     pub(crate) floods: bool,
     pub(crate) consumers: Vec<Arc<Process>>,
     pub(crate) disks: Vec<Arc<Mutex<Disk>>>,
@@ -122,7 +122,7 @@ impl ApiClient {
         }
     }
 
-    /// A time that a client may give: missing, past or future.
+    /// A random time for a request: missing, past or future.
     fn time(&mut self) -> Option<u64> {
         let now = self.clock_millis();
         match self.random.u32(0..6) {
@@ -182,7 +182,7 @@ impl ApiClient {
         Ok(())
     }
 
-    /// Sends cookies: pair, time, and number of the sync whose buyer uid is repeated.
+    /// Sends cookies. A row has a pair, a time, and the number of the sync whose buyer uid it repeats.
     async fn add(&mut self, rows: &[(Pair, Option<u64>, Option<usize>)]) -> io::Result<()> {
         let incarnation = self.process.incarnation();
         let clock = self.clock_millis();
@@ -283,7 +283,7 @@ impl ApiClient {
 
     async fn check_receipt(&mut self) -> io::Result<()> {
         let receipts = self.receipts.len();
-        // The latest ones change.
+        // The state of the latest receipts still changes.
         let recent = receipts.saturating_sub(self.random.usize(1..=3));
         let Some(receipt) = self.receipts.get(recent).cloned() else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Checks after a run: every store has the newest acknowledged value of each pair, unless a counted loss covers it, and nothing else; and
-//! the metrics of both programs balance.
+//! Checks after a run. Every store must have the newest acknowledged value of each pair, unless a counted loss covers it, and nothing
+//! else. The metrics of both programs must balance.
 //!
 //! The cookies that a store may lack depend on the incarnation of the producer that acknowledged them:
 //!
@@ -9,12 +9,11 @@
 //!   (see [`ends`]).
 //! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
 //!
-//! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, one request is
-//! earlier if, by the clocks of their producers, its response arrived before the other was sent. A delayed cookie counts as sent and accepted at its acceptance time. A request
-//! without a response may have been accepted at any time, so a store may have its value.
+//! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, a request is earlier if its
+//! response arrived before the other request was sent, by the clocks of their producers. A delayed cookie counts as sent and accepted at
+//! its acceptance time. A request without a response may have been accepted at any time, so a store may have its value.
 //!
-//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only where it may lack a
-//! cookie.
+//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only where it may lack a cookie.
 
 pub(crate) mod deletions;
 mod ends;
@@ -57,9 +56,9 @@ pub(crate) struct RunSummary {
 /// Numbers of the syncs whose values a store lacks.
 #[derive(Debug, Default)]
 struct MissingCookies {
-    /// Possibly in the tail of an ended incarnation.
+    /// Syncs that may be in the tail of an ended incarnation.
     tails: Vec<usize>,
-    /// Certainly before the tail.
+    /// Syncs that are certainly before the tail.
     gaps: Vec<usize>,
     /// Pairs whose last value may have been queued when a producer crashed, by producer.
     queued: BTreeMap<usize, BTreeSet<Pair>>,
@@ -114,7 +113,7 @@ fn check_queued(
             .iter()
             .all(|incarnation| incarnation.state != IncarnationState::PowerLost);
         drop(incarnations);
-        // A consumer reports nothing about an incarnation that it did not know.
+        // A consumer reports nothing about incarnations before its first stored cursor.
         let first = disk.first_epochs.get(producer.name.as_str());
         let is_known = first.is_some_and(|epoch| incarnation_of(producer, *epoch) == 0);
         let lacking = pairs.len() as u64;
@@ -341,7 +340,7 @@ impl<'a> Checker<'a> {
         repeats
     }
 
-    /// The syncs that a received value may come from: those with its buyer uid that may have been accepted at its time.
+    /// The syncs that a received value may come from: syncs with its buyer uid that may have been accepted at its time.
     fn members(&self, repeats: &BTreeMap<usize, Vec<usize>>, value: &StoredValue) -> Vec<usize> {
         let first = usize::try_from(value.number).unwrap_or(usize::MAX);
         let first = [first];
@@ -357,7 +356,7 @@ impl<'a> Checker<'a> {
         members.iter().filter(is_possible).copied().collect()
     }
 
-    /// When a sync or a deletion was accepted. A sync has the time of its chunk, which may have begun earlier.
+    /// Acceptance time of a sync or a deletion. A sync has the time of its chunk, which may have begun earlier.
     fn window(&self, sync: &SyncRequest) -> AcceptanceWindow {
         let clock_ahead = self.world.producers[sync.producer].clock_ahead;
         let mut window = sync.acceptance(clock_ahead);
@@ -377,7 +376,7 @@ impl<'a> Checker<'a> {
         last.into_values().collect()
     }
 
-    /// Whether the incarnation ended in a way that its last cookies may be missing.
+    /// Whether the last cookies of the sync's incarnation may be missing, because of how it ended.
     fn may_lack_tail(&self, sync: &SyncRequest) -> anyhow::Result<bool> {
         let producer = &self.world.producers[sync.producer];
         let incarnations = producer.incarnations.lock().expect(UNPOISONED);
@@ -393,13 +392,13 @@ impl<'a> Checker<'a> {
         Ok(ended && !is_complete && self.world.plan.fault_class == FaultClass::All)
     }
 
-    /// Whether it may have been appended later than it was accepted.
+    /// Whether the sync may have been appended later than it was accepted.
     fn is_under_limits(&self, sync: &SyncRequest) -> bool {
         let has_limits = self.world.plan.limits.is_some() && !sync.is_deletion;
         has_limits && Limits::may_delay(sync.pair.dsp) && sync.released_at.is_none()
     }
 
-    /// Whether it may have been in a queue that was lost in a crash.
+    /// Whether the sync may have been in a queue that was lost in a crash.
     fn may_have_been_queued(&self, sync: &SyncRequest) -> bool {
         if !self.is_under_limits(sync) {
             return false;

@@ -1,5 +1,5 @@
-//! Cookies that a producer accepts at one time and appends later, with their ages and in random order, like any stage
-//! that delays cookies.
+//! Cookies that a producer accepts at one time and appends later, with their ages and in random order, like a stage that
+//! delays cookies.
 
 use std::{
     future::poll_fn,

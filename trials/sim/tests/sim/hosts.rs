@@ -1,4 +1,4 @@
-//! The real programs on the simulated hosts, started and stopped as their `main` does, and a record of their incarnations.
+//! Runs the real programs on the simulated hosts, as their `main` does, and records their incarnations.
 
 use std::{
     ffi::OsString,
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// How far its clock is ahead of the simulated time.
+    /// Difference by which its clock is ahead of the simulated time.
     pub(crate) clock_ahead: Duration,
     pub(crate) incarnations: Mutex<Vec<Incarnation>>,
     pub(crate) stall: Arc<Stall>,
@@ -41,7 +41,7 @@ pub(crate) struct Incarnation {
     /// Start time, in microseconds since the Unix epoch.
     pub(crate) began: u64,
     pub(crate) state: IncarnationState,
-    /// Starts its drain.
+    /// Starts the drain of this incarnation.
     pub(crate) stop: CancellationToken,
     /// Metrics of a consumer. Those of a producer would keep its files open.
     pub(crate) registry: Registry,

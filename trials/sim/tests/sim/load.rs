@@ -1,7 +1,7 @@
 //! Simulated browsers: HTTP requests to the edges, and a history of all requests and responses.
 //!
-//! Each sync has a number, increasing in the order of sending. It is also its buyer uid, unless the sync repeats the buyer uid of
-//! an earlier one. So a stored value and its acceptance time identify the request.
+//! Syncs are numbered in the order of sending. The number of a sync is also its buyer uid, unless it repeats the buyer uid of an
+//! earlier sync. So a stored value and its acceptance time identify the request.
 
 use std::{
     io,
@@ -65,7 +65,7 @@ pub(crate) struct SyncRequest {
     pub(crate) is_deletion: bool,
     /// Number of the first sync with the same buyer uid.
     pub(crate) value: usize,
-    /// The past time that the client gave it, in microseconds by the clock of the producer.
+    /// The past time in the request, in microseconds by the clock of the producer.
     pub(crate) dated: Option<u64>,
     pub(crate) producer: usize,
     /// Incarnation of the producer at the time of the connection.
@@ -73,9 +73,9 @@ pub(crate) struct SyncRequest {
     /// Number of the connection, whose requests are accepted in order.
     pub(crate) connection: u64,
     pub(crate) sent_at: Duration,
-    /// Time of its successful response. It may have been accepted without one.
+    /// Time of the successful response. The request may have been accepted without a response.
     pub(crate) answered_at: Option<Duration>,
-    /// Time of its append, if that was later than its acceptance.
+    /// Time of the append, if later than the acceptance.
     pub(crate) released_at: Option<Duration>,
 }
 
@@ -102,7 +102,7 @@ impl SyncRequest {
         self.released_at = Some(now);
     }
 
-    /// When it was accepted by the clock of its producer, which is `clock_ahead`. A deletion begins a chunk and has its exact time.
+    /// Acceptance time by the clock of the producer, which is ahead by `clock_ahead`. A deletion begins a chunk and has its exact time.
     pub(crate) fn acceptance(&self, clock_ahead: Duration) -> AcceptanceWindow {
         let micros = |at: Duration| {
             u64::try_from((at + clock_ahead).as_micros()).expect("a run takes some minutes")
@@ -117,7 +117,7 @@ impl SyncRequest {
         AcceptanceWindow { earliest, latest }
     }
 
-    /// Earliest and, if known, latest time of its append.
+    /// Earliest and, if known, latest time of the append.
     pub(crate) fn append_time(&self) -> (Duration, Option<Duration>) {
         match self.released_at {
             Some(at) => (at, Some(at)),
@@ -126,7 +126,7 @@ impl SyncRequest {
     }
 }
 
-/// When a sync or a deletion may have been accepted, in microseconds since the Unix epoch.
+/// Bounds of the acceptance time of a sync or a deletion, in microseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AcceptanceWindow {
     pub(crate) earliest: u64,

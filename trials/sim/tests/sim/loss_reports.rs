@@ -41,7 +41,7 @@ impl LossReport {
         self.number("epoch").expect("each message has the epoch")
     }
 
-    /// Epoch and sequence of the cursor from which on the loss is not reported again.
+    /// Epoch and sequence number of the first cursor from which the loss is not reported again.
     pub(crate) fn durable_position(&self) -> (u64, u64) {
         match self.number("new_epoch") {
             Some(epoch) => (epoch, 0),

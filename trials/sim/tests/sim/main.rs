@@ -1,8 +1,8 @@
 //! Deterministic simulation: the real producer and consumer programs in one thread, on a simulated network and clock, under faults
 //! drawn from a seed. A run depends on its seed only, so a failed seed can be replayed.
 //!
-//! `cargo test` runs the first 40 seeds, `.ci/run` those up to 500, `.ci/nightly` 600 more. Each takes 0.5 s of CPU time in a debug build. To run other seeds, or to
-//! replay one with its log:
+//! `cargo test` runs the first 40 seeds, `.ci/run` the seeds up to 500, and `.ci/nightly` 600 more. Each seed takes 0.5 s of CPU time in
+//! a debug build. To run other seeds, or to replay one seed with its log:
 //!
 //! ```sh
 //! SIM_SEEDS=1100..9999 cargo test --test sim seeds
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! **Structure.** [`plan`] draws a run from its seed, [`scenarios`] has hand-written plans. [`world`] starts the hosts, injects the faults
-//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies, [`api_client`] sends bulk input and
-//! deletions and looks users up, [`store`] simulates the consumers' stores, [`clocks`] the clocks of hosts, [`loss_reports`] captures
-//! what consumers report as lost, and [`check`] compares stores, reports and metrics with the requests.
+//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies. [`api_client`] sends bulk input and
+//! deletions, and looks up users. [`store`] simulates the stores of consumers, and [`clocks`] the clocks of hosts. [`loss_reports`]
+//! captures the losses that consumers report. [`check`] compares stores, reports and metrics with the requests.
 //!
 //! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,
 //! browsers, and the stores of consumers.
@@ -20,11 +20,11 @@
 //! **Not covered:** clocks that jump, suppression of duplicates except after deletions, and stores that reject single cookies
 //! permanently.
 //!
-//! **Tools.** turmoil gives each host a paused tokio runtime and connects them by a simulated network; the programs only take ports and
-//! connections as arguments. madsim would replace tokio and tonic by its own versions, which do not ship. turmoil does not control the
-//! system's time and random bytes, which decide epochs, hash orders and the order of `select!` branches. mad-turmoil overrides the two C
-//! functions behind them in this binary. Process-wide counters, such as tokio's seeds, cannot be reset, so every seed runs in its own
-//! process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
+//! **Tools.** turmoil gives each host a paused tokio runtime, and connects the hosts through a simulated network. The programs only take
+//! ports and connections as arguments. madsim would replace tokio and tonic with its own versions, which do not ship. turmoil does not
+//! control the system's time and random bytes, which decide epochs, hash orders and the order of `select!` branches. mad-turmoil
+//! overrides the two C functions for them in this binary. Process-wide counters, such as tokio's seeds, cannot be reset, so every seed
+//! runs in its own process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
 
 mod api_client;
 mod check;
@@ -167,7 +167,7 @@ fn run_in_child(seed: u64, scenario: Option<&str>) -> Output {
     run_within(RUN_TIMEOUT, seed, scenario)
 }
 
-/// Like [`run_in_child`], with a time limit. A run that exceeds it is killed, and the last line of its stderr says so.
+/// Like [`run_in_child`], with a time limit. A run that exceeds it is killed, and the last line of its stderr reports the kill.
 fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
     let program = env::current_exe().expect("the test binary has a path");
     let mut command = Command::new(program);
@@ -229,7 +229,7 @@ fn report(variables: &str, output: &Output) {
 fn run_in_this_process(plan: Plan) {
     println!("\n{plan}");
     let seed = plan.seed;
-    // Epoch histories outlive producers but not the run. They are in the working directory, because a path would differ in each run.
+    // Epoch histories outlive producers but not the run. The working directory has them, because a path would differ in each run.
     let directory = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
     let directory = directory.expect("a temporary directory can be created");
     env::set_current_dir(&directory).expect("the directory exists");
@@ -247,7 +247,7 @@ fn run_in_this_process(plan: Plan) {
         report(panic);
         std::process::exit(101);
     }));
-    // A new thread, because hash map keys are drawn at their first use in a thread.
+    // A new thread, because each thread draws its hash map keys at their first use.
     let run = thread::spawn(move || {
         fastrand::seed(seed);
         let _clocks = SimClocksGuard::init();

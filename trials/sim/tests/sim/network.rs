@@ -1,5 +1,5 @@
-//! The simulated network for the programs: listeners, connections and name lookup. Bytes of gRPC and HTTP connections are part of the
-//! [`trace`](crate::trace).
+//! The simulated network for the programs: listeners, connections and name lookup. The [`trace`](crate::trace) includes the bytes of
+//! gRPC and HTTP connections.
 
 use std::{
     io,

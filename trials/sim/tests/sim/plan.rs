@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use crate::store::StoreBehavior;
 
-/// Simulated time before the first host starts. An epoch is a time, and 0 is not a valid one.
+/// Simulated time before the first host starts. An epoch is a start time and must not be 0.
 pub(crate) const START: Duration = Duration::from_secs(1);
 
 /// The plan of one run.
@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) tick: Duration,
     pub(crate) latency_max: Duration,
     pub(crate) load: Load,
-    /// `--queue-cookies`, if it may be too small.
+    /// Value of `--queue-cookies`, if it may be too small.
     pub(crate) queue_cookies: Option<u64>,
     pub(crate) chunk_age: Duration,
     pub(crate) retention: Duration,
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) api_pause_millis: u64,
     /// Whether deletions may fill the table of a consumer, which then has the minimum size.
     pub(crate) floods: bool,
-    /// How far the clocks of producers, then of consumers, are ahead of the simulated time.
+    /// Differences by which the clocks of producers, then of consumers, are ahead of the simulated time.
     pub(crate) clocks_ahead: Vec<Duration>,
     /// Sorted by time.
     pub(crate) faults: Vec<Fault>,
@@ -161,7 +161,7 @@ pub(crate) enum FaultKind {
     Restart(Host),
     /// A consumer's store behaves differently.
     Store(usize, StoreBehavior),
-    /// A producer stalls, from the next moment at which its log has an open chunk.
+    /// A producer stalls as soon as its log has an open chunk.
     Stall(usize),
     /// A producer's limits change permanently.
     Limits(usize, Limits),
@@ -258,7 +258,7 @@ impl Plan {
         }
     }
 
-    /// Stalls a producer near the end of the load, so that later cookies do not replace those accepted then.
+    /// Stalls a producer near the end of the load, so that later cookies do not replace the cookies accepted during the stall.
     fn stall(&mut self, r: &mut Rng) {
         self.faults.push(Fault {
             at: self.load.until - millis(r.u64(500..2_500)),

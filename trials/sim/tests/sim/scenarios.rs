@@ -1,6 +1,6 @@
-//! Hand-written plans: one per guarantee, with its faults at critical moments.
+//! Hand-written plans: one per guarantee, with faults at critical moments.
 //!
-//! A bug that a seed found gets a scenario as well, because the plan of a seed changes with every change of the drawing code.
+//! A bug found by a seed also gets a scenario, because every change of the drawing code changes the plans of seeds.
 
 use std::time::Duration;
 

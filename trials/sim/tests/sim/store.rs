@@ -1,8 +1,8 @@
-//! A store in memory with the faults of a real one: slow, unavailable, or reporting failures of writes that succeeded. A power loss
-//! loses a random part of the uncommitted writes.
+//! A store in memory with the faults of a real store: it is slow or unavailable, or reports failures of writes that succeeded. A power
+//! loss discards a random subset of the uncommitted writes.
 //!
-//! As in MongoDB, the database of one DSP may fail alone, and a retry creates the database of a new DSP. Until then, the
-//! cookies and deletions of the DSP go to the retry queue.
+//! As in MongoDB, only the database of one DSP may fail, and a retry creates the database of a new DSP. Until then, the cookies
+//! and deletions of the DSP are in the retry queue.
 //!
 //! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
 
@@ -36,10 +36,10 @@ const DSPS: std::ops::RangeInclusive<u32> = 1..=3;
 /// How the store responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum StoreBehavior {
-    /// Takes a few milliseconds.
+    /// Responds in a few milliseconds.
     #[default]
     Healthy,
-    /// Takes 0.2 to 2 s.
+    /// Responds in 0.2 to 2 s.
     Slow,
     /// Fails every operation.
     Failing,
@@ -73,7 +73,7 @@ impl SimStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delays or fails as the behavior requires; returns the current generation.
+    /// Delays the response, or fails, according to the behavior; returns the current generation.
     async fn respond(&self) -> Result<u64, StoreError> {
         loop {
             let (behavior, millis) = {
@@ -163,7 +163,7 @@ impl SimStore {
             return Err(StoreError::Unavailable("failing".to_owned()));
         }
         if !self.has_slot(dsp_id) {
-            // Long enough that a deletion of a cookie in this retry arrives.
+            // Long enough for a deletion of a cookie in this retry to arrive.
             let millis = self.disk().random.u64(0..10_000);
             sleep(Duration::from_millis(millis)).await;
             self.disk().slots.insert(dsp_id);

@@ -31,7 +31,7 @@ use crate::{
 /// Deadline for the system to settle after the last fault and the last request.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// Time for which it must then stay settled.
+/// Time for which the system must then stay settled.
 const STABLE_TIME: Duration = Duration::from_secs(2);
 
 /// Deadline of a drain.
@@ -46,7 +46,7 @@ pub(crate) struct World {
     pub(crate) history: Arc<Mutex<History>>,
     /// Metrics of the last scrape, by host.
     pub(crate) metrics: Arc<Mutex<BTreeMap<String, String>>>,
-    /// Whether all clients have ended. Their last requests may take longer than the load.
+    /// Whether all clients have ended. Their last requests may end after the load.
     have_clients_ended: Arc<AtomicBool>,
 }
 
@@ -483,7 +483,7 @@ fn delete_epoch_history(producer: &str) {
     let files = fs::read_dir(".").expect("the working directory is readable");
     let mut files = files.map(|file| file.expect("the entry is readable"));
     let record = files.find(|file| file.file_name().to_string_lossy().starts_with(&prefix));
-    // A producer that has not started yet has none.
+    // A producer that has not started yet has no epoch history.
     if let Some(record) = record {
         fs::remove_file(record.path()).expect("the file can be removed");
     }

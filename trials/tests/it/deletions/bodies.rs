@@ -1,5 +1,5 @@
-//! Hostile bodies and untrusted clients of the API: each gets the documented problem, and has no effect beyond its
-//! response.
+//! Hostile bodies and untrusted clients of the API: each gets the documented problem as its response, and has no other
+//! effect.
 
 use std::io::Write as _;
 
@@ -32,7 +32,7 @@ fn gzip(body: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// A body, and its expected response.
+/// A body and its expected status.
 struct Case {
     name: &'static str,
     headers: &'static str,
@@ -108,7 +108,7 @@ fn cases() -> Result<Vec<Case>> {
     ])
 }
 
-/// Sends a body, with its length or in chunks. The server reads it to the end, so that any client sees the response.
+/// Sends a body, with its length or in chunks. The server reads the whole body, so that any client receives the response.
 async fn send(api: &str, case: &Case, is_chunked: bool) -> Result<(u16, Value)> {
     let (headers, body) = (case.headers, &case.body);
     let mut request =
@@ -188,7 +188,7 @@ async fn hostile_body_gets_its_problem_and_changes_nothing_more() -> Result<()> 
     Ok(())
 }
 
-/// The maximum is that of the memory table.
+/// The maximum is the value in the documented memory table.
 #[tokio::test]
 async fn concurrent_hostile_bodies_take_little_memory() -> Result<()> {
     let dir = TempDir::new()?;

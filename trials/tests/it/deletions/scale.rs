@@ -30,12 +30,12 @@ const ROWS_MAX: u64 = 100_000;
 struct Node {
     consumer: Consumer,
     name: &'static str,
-    /// The server of a node with MongoDB, read like a bidder does.
+    /// The server of a node with MongoDB, which the test reads like a bidder.
     mongodb: Option<Client>,
 }
 
 impl Node {
-    /// Whether its store has no cookie of the user, and a lookup shows none.
+    /// Whether the store has no cookie of the user, and a lookup shows no cookie.
     async fn is_gone(&self, user: &str) -> Result<bool> {
         let mut found = 0;
         for dsp in 1..=DSPS {
@@ -61,7 +61,7 @@ fn old_rows(user: &str, millis: u128) -> String {
     (1..=DSPS).map(row).collect()
 }
 
-/// Sends rows until the producer accepts them, which it does not while a node lags.
+/// Sends rows until the producer accepts them. It rejects rows while a node lags.
 async fn send(api: &str, rows: &str) -> Result<()> {
     wait_until(TIMEOUT * 10, "rows are accepted", async || {
         let (status, body) = post(api, "/v1/cookies", rows).await?;
@@ -93,8 +93,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Deletes a user while a node is frozen, and replays older cookies until all nodes have confirmed the deletion. A node that
-    /// a receipt confirms must not have the user.
+    /// Deletes a user while a node is frozen, and replays older cookies until all nodes have confirmed the deletion. A node counted
+    /// as confirmed by a receipt must not have the user.
     async fn delete_while_frozen(
         &mut self,
         user: &str,

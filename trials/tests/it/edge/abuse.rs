@@ -182,7 +182,7 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--http-connections", "8"]).await?;
     let abuse = async {
-        // With the well-behaved client's connection, these are eight.
+        // Seven connections, in addition to the connection of the well-behaved client.
         wait_until(
             TIMEOUT,
             "the well-behaved client is connected",
@@ -206,7 +206,7 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
         ninth.wait_ended().await?;
         wait_closed(&producer, "too_many", 1).await?;
 
-        // Another is accepted as soon as one is closed.
+        // A new connection is accepted as soon as one is closed.
         drop(seven.pop());
         wait_until(TIMEOUT, "one connection is closed", async || {
             Ok(producer
@@ -288,7 +288,7 @@ async fn low_open_file_limit_is_shared_by_both_ports_and_a_minimum_is_enforced()
     .await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     drop(idle);
-    // New connections are rejected until these are closed.
+    // New connections are rejected until the open connections are closed.
     wait_until(TIMEOUT, "a new connection is accepted", async || {
         Ok(producer.accept("alice", 17, "a-1").await.is_ok())
     })

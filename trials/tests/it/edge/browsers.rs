@@ -58,7 +58,7 @@ async fn browser_follows_redirects_opts_out_and_keeps_minted_cookies_if_it_may()
         &partners.to_string(),
     ];
     browser::run("browser.py", &chromium, &arguments).await?;
-    // Seven matches and one deletion: what no browser confirms is not fanned out.
+    // Seven matches and one deletion: matches that no browser confirms are not fanned out.
     let received = consumer.metrics().await?.count(names::RECEIVED, &[]);
     assert_eq!((received, consumer.lost().await?), (8, 0));
     Ok(())

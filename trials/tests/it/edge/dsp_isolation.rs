@@ -1,5 +1,5 @@
-//! A failing DSP database and floods of fake DSPs affect no other DSP. Both are reported and bounded, and no cookie is
-//! lost.
+//! A failing DSP database or a flood of fake DSPs affects no other DSP. Both are reported and bounded, and lose no
+//! cookies.
 
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
 
 const FAILING: &str = "consumer_dsp_failing";
 
-/// Waits until the retry queue holds exactly `cookies` cookies.
+/// Waits until the retry queue has exactly `cookies` cookies.
 async fn wait_retry_queue(consumer: &Consumer, cookies: u64) -> Result<()> {
     wait_retry_queue_within(consumer, cookies..=cookies).await
 }
@@ -335,7 +335,7 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("17").collection::<Document>("cookies");
     cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
-    // The index build hangs, as it takes long with millions of documents.
+    // The index build hangs, to simulate a long build over millions of documents.
     let hang = |mode: &str| {
         doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": mode }
     };

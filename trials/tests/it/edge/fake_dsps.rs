@@ -71,7 +71,7 @@ async fn send_fake(producer: &Producer, mix: &Mix, first: u32) -> Result<Duratio
     Ok(began.elapsed())
 }
 
-/// Runs a mix, prints its results, and returns each node's p99 of the time from acceptance to storage, in seconds.
+/// Runs a mix and prints its results. Returns each node's p99 of the time from acceptance to storage, in seconds.
 async fn run(
     what: &str,
     producer: &Producer,

@@ -1,4 +1,4 @@
-//! Hostile requests during syncs: each is counted under its reason, and nothing of it is recorded, logged or exported.
+//! Hostile requests during syncs: each is counted under its reason, and its contents are not recorded, logged or exported.
 
 use std::{collections::BTreeMap, fs};
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::Producer;
 
-/// Several rounds of the list of requests, not all of them complete.
+/// Number of requests: several rounds of the list, the last of them incomplete.
 const REQUESTS: u64 = 1_000;
 
 /// Parts of the consent strings in these requests.

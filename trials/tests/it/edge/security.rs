@@ -383,7 +383,7 @@ async fn connections_of_one_address_are_limited_on_both_ports() -> Result<()> {
     let cut = "producer_grpc_connections_closed_total";
     ensure!(producer.metrics().await?.count(cut, &[reason]) >= 1);
 
-    // Another is accepted as soon as the first one is closed.
+    // A new connection is accepted as soon as the first one is closed.
     drop(first);
     wait_until(TIMEOUT, "a third connection is accepted", async || {
         Ok(Stream::open(&producer, "third", false, none.clone())

@@ -18,7 +18,7 @@ use crate::{
     mongods::shared,
 };
 
-/// So few users that most pairs of user and DSP are synced more than once.
+/// Number of users, small enough that most pairs of user and DSP are synced more than once.
 const USERS: u64 = 60;
 const COOKIES: u64 = 3_000;
 

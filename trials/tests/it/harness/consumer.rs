@@ -90,12 +90,12 @@ impl Consumer {
         }
     }
 
-    /// Waits until it is ready after a restart of its process.
+    /// Waits until the consumer is ready after a restart of its process.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
         self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
-    /// Waits until `/readyz` reports that it is not ready, with a reason that contains `reason`.
+    /// Waits until `/readyz` reports that the consumer is not ready, with a reason that contains `reason`.
     pub(crate) async fn wait_not_ready(&self, reason: &str) -> Result<()> {
         let what = format!("{} is not ready because of {reason:?}", self.admin);
         wait_until(TIMEOUT, &what, async || {
@@ -107,7 +107,7 @@ impl Consumer {
         .await
     }
 
-    /// Waits until it is ready and `/readyz` reports a component state that contains `state`.
+    /// Waits until the consumer is ready, and `/readyz` reports a component state that contains `state`.
     pub(crate) async fn wait_ready_with_state(&self, state: &str) -> Result<()> {
         let what = format!("{} is ready with state {state:?}", self.admin);
         wait_until(TIMEOUT, &what, async || {
@@ -129,7 +129,7 @@ impl Consumer {
         .await
     }
 
-    /// Waits until it has written at least `cookies` cookies.
+    /// Waits until the consumer has written at least `cookies` cookies.
     pub(crate) async fn wait_written(&self, cookies: u64) -> Result<()> {
         let what = format!("{} has written {cookies} cookies", self.admin);
         wait_until(TIMEOUT, &what, async || {
@@ -154,7 +154,7 @@ impl Consumer {
 
     /// Waits until the lookup of each user returns exactly its buyer uids in `contents`.
     pub(crate) async fn wait_lookups(&self, contents: &StoreContents) -> Result<()> {
-        /// Most of the time of a lookup is a round trip to the store.
+        /// Number of connections. Most of the time of a lookup is a round trip to the store.
         const CONNECTIONS: usize = 4;
         let mut parts = vec![Vec::new(); CONNECTIONS];
         for (at, user) in contents.iter().enumerate() {
@@ -199,7 +199,7 @@ impl Consumer {
         admin::metrics(&self.admin).await
     }
 
-    /// Cookies that it counts as lost.
+    /// Number of cookies that the consumer counts as lost.
     pub(crate) async fn lost(&self) -> Result<u64> {
         Ok(self.metrics().await?.count(names::LOST, &[]))
     }

@@ -80,7 +80,7 @@ fn ids_are_found_in_log_lines_and_ordinary_words_are_not() {
 fn blocking_metrics(address: &str) -> Result<Samples> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let address = address.to_owned();
-    // A task cannot block on a second runtime; a thread can.
+    // A task cannot block on a second runtime, but a thread can.
     let request = std::thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async { timeout(TIMEOUT, admin::get(&address, "/metrics")).await? })

@@ -84,7 +84,7 @@ impl Producer {
         }
     }
 
-    /// Waits until it is ready after a restart of its process.
+    /// Waits until the producer is ready after a restart of its process.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
         self.process.wait_ready(&self.admin, TIMEOUT).await
     }
@@ -115,13 +115,13 @@ impl Producer {
         Ok(())
     }
 
-    /// A load on its edge without an end; the caller sets one.
+    /// A load on the edge without an end, which the caller must set.
     pub(crate) fn load(&self, seed: u64) -> Result<load::Plan> {
         let url = format!("http://{}/", self.http).parse()?;
         Ok(load::Plan::new(url, Traffic::new(seed, None)))
     }
 
-    /// A load of `requests` cookies on one connection, which fixes their order.
+    /// A load of `requests` cookies on one connection, in a fixed order.
     pub(crate) fn ordered_load(&self, seed: u64, rate: u64, requests: u64) -> Result<load::Plan> {
         Ok(load::Plan {
             rate: NonZeroU64::new(rate),
@@ -145,7 +145,7 @@ impl Producer {
         admin::metrics(&self.admin).await
     }
 
-    /// Cookies appended to its log since its start.
+    /// Number of cookies appended to the log since the start of the producer.
     pub(crate) async fn appended(&self) -> Result<u64> {
         Ok(self.metrics().await?.count(names::APPENDED, &[]))
     }

@@ -9,14 +9,14 @@ use tempfile::TempDir;
 use super::{describe_balance, exceeded_max_wait, limit_metric, load_time, plan, send, start};
 use crate::harness::{Producer, TIMEOUT, reserve_machine, wait_until};
 
-/// DSPs that stay within their limits, except for short bursts that are queued.
+/// Number of DSPs that do not exceed their limits, except for short bursts that are queued.
 const OTHERS: u32 = 19;
 const FLOODER: u32 = OTHERS + 1;
 const RATE: u64 = 50;
 const OFFERED: u64 = 45;
 const FLOOD: u64 = 100 * OFFERED;
 
-/// Limits: one per DSP, and a global one that is the sum of these.
+/// Limits: one per DSP, and a global limit that is their sum.
 fn limits() -> String {
     let mut text = format!(
         "unknown = \"others\"\n\
@@ -40,7 +40,7 @@ fn others() -> impl Iterator<Item = String> {
     (1..=OTHERS).map(|dsp| format!("dsp-{dsp}"))
 }
 
-/// Sends the load of the other DSPs, with or without a flood, and returns the producer's metrics once no cookie of these is queued.
+/// Sends the load of the other DSPs, with or without a flood. Returns the producer's metrics once none of their cookies is queued.
 async fn run(is_flooded: bool) -> Result<Samples> {
     let dir = TempDir::new()?;
     let producer = start(&dir, &limits(), &[]).await?;

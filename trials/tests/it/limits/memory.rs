@@ -10,7 +10,7 @@ use crate::harness::{Producer, reserve_machine};
 const OFFERED: u64 = 40_000;
 const QUEUE_BYTES: u64 = 64 << 20;
 
-/// A small log that is full in both runs, although limits let only half of the cookies through.
+/// A small log, which is full in both runs although the limits release only half of the cookies.
 const LOG: [&str; 2] = ["--log-bytes", "16MiB"];
 
 /// Growth of a producer's memory under the load, in bytes.

@@ -23,12 +23,12 @@ use crate::{
 
 const LOAD_TIME: Duration = Duration::from_secs(6);
 const OFFERED: u64 = 2_000;
-/// So few users that new cookies replace queued ones of their pair.
+/// Number of users, small enough that new cookies replace queued cookies of their pair.
 const USERS: u64 = 10_000;
 /// DSPs 1 to 3 have one limit each; DSP 4 has none.
 const DSPS: u32 = 4;
 
-/// Limits under which cookies of DSP 1 reach all states of a queued cookie.
+/// Limits under which cookies of DSP 1 enter all states of a queued cookie.
 fn limits(rate: u64) -> String {
     format!(
         "unknown = \"unlimited\"\n\

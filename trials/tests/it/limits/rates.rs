@@ -18,7 +18,7 @@ use crate::{
 const RATE: u64 = 300;
 const BURST: u64 = 5;
 
-/// Maximum difference between a release and the chunk time that readers see, unless the machine is overloaded: the age of a small chunk.
+/// Maximum difference between a release and its chunk time for readers, if the machine is not overloaded: the age of a small chunk.
 const CHUNK_AGE_SECONDS: f64 = 0.03;
 
 /// Start of a chunk.
@@ -88,8 +88,8 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
 /// Offers twice the rate and returns the mean rate of the releases. No window may have more releases than rate and burst allow, except for
 /// the age of a chunk. Cookies above `max_wait` are counted, and dead letters are requeued after the load.
 ///
-/// A busy machine lowers the mean, because a late producer does not catch up. `shaping/tests/overload.rs` in the producer checks it in
-/// virtual time.
+/// A busy machine lowers the mean, because a late producer does not catch up. `shaping/tests/overload.rs` of the producer checks the mean
+/// in virtual time.
 async fn check_rate(time: Duration) -> Result<f64> {
     let _machine = reserve_machine().await;
     // The default times for a load of three minutes.
@@ -127,7 +127,7 @@ async fn check_rate(time: Duration) -> Result<f64> {
     let stream = reader.finish().await?;
     let released = limit_metric(&loaded, names::SHAPING_RELEASED, "dsp-1");
     let starts = chunk_starts(&stream);
-    // Only the time under load: at shutdown, queued cookies are released early.
+    // Excludes the shutdown, when queued cookies are released early.
     let loaded: Vec<_> = starts
         .into_iter()
         .filter(|it| it.before < released)

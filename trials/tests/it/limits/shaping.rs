@@ -188,7 +188,7 @@ async fn limits_apply_while_clients_without_age_support_are_connected() -> Resul
     assert_eq!(queued(&producer).await?, 1);
     assert_eq!(producer.appended().await?, 1);
 
-    // They receive released cookies with their age.
+    // Both readers receive released cookies with their age.
     limits.set(&shaped("100/s"))?;
     chunks.read_to(2).await?;
     single.read().await?;

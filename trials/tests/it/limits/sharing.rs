@@ -46,7 +46,7 @@ const SKEWED: [u64; 4] = [70, 20, 7, 3];
 /// The whole limit, in millionths.
 const FULL_SHARE: u64 = 1_000_000;
 
-/// Maximum delay that a late sender catches up on.
+/// Maximum delay for which a late sender catches up.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
 /// A Redis server without persistence.
@@ -172,7 +172,7 @@ impl Cluster {
         }))
     }
 
-    /// Waits until `holds` is true for the metrics of each producer.
+    /// Waits until `holds` returns true for the metrics of each producer.
     async fn wait_all(&self, what: &str, holds: impl Fn(&Samples) -> bool) -> Result<()> {
         wait_until(TIMEOUT, what, async || {
             for producer in &self.producers {
@@ -242,7 +242,7 @@ impl Cluster {
         (from, self.began.elapsed())
     }
 
-    /// Stops everything. Checks that no window exceeded the limit and that the shares never exceeded the whole.
+    /// Stops all processes. Checks that no window exceeded the limit, and that the sum of the shares never exceeded it.
     async fn finish(mut self) -> Result<RunResult> {
         self.stop.cancel();
         let mut sent = Vec::new();
@@ -345,7 +345,7 @@ async fn send(
 
 /// Checks the sum of all shares until `stop` and returns the number of consistent samples.
 ///
-/// Producers are scraped one after the other. If two rounds in a row return the same shares, all of them held at the same time.
+/// Producers are scraped one after the other. If two rounds in a row return the same shares, all of them applied at the same time.
 async fn watch(admins: Vec<String>, stop: CancellationToken) -> Result<u64> {
     let (mut before, mut consistent) = (Vec::new(), 0);
     while !stop.is_cancelled() {

@@ -297,7 +297,7 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     if mode == ExpiryMode::Index {
         server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     }
-    // The server's counters restart at zero, the consumer's do not.
+    // The server's counters restart at zero, but the consumer's do not.
     mongod.kill()?;
     mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
@@ -355,7 +355,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     assert!(records[0].get_f64("seconds")? > 0.0);
     maintenance.stop().await?;
 
-    // As much space is reusable again, but the collection was compacted in this window.
+    // The same amount of space is reusable again, but the collection was already compacted in this window.
     server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     let ids = doc! { "_id": { "$gt": "2" } };
     server.collection("17.cookies").delete_many(ids).await?;
@@ -364,7 +364,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     maintenance.wait_compactions(1).await?;
     assert_eq!(maintenance.collections_compacted(), 0);
     assert_eq!(server.compactions().await?, records);
-    // Outside the window no compaction starts; in the next window one does.
+    // No compaction starts outside the window; the next one starts in the next window.
     maintenance.set("10T12:00");
     wait_until(TIMEOUT, "the window is closed", async || {
         Ok(maintenance.metrics.compaction_open.get() == 0)
@@ -388,7 +388,7 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
     server
         .write("17.cookies", "old", since + TTL + HOUR)
         .await?;
-    // The index exists already: its creation could outlast a check, and the stopped clock triggers no second check.
+    // The index must exist already: its creation could outlast a check, and the stopped clock triggers no second check.
     let closed = doc! { "expireAfterSeconds": NEVER_SECONDS };
     server.create_index("17.cookies", "t_1", closed).await?;
     let first = MaintenanceRun::start(&mongod, "10T00:30")?;

@@ -46,7 +46,7 @@ async fn fill(server: &Server, namespace: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// The id of a user. Ids are in another order than numbers.
+/// The id of a user. The order of the ids differs from the order of the numbers.
 fn user(number: usize) -> String {
     let mixed = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     format!("{mixed:016x}")
@@ -74,7 +74,7 @@ async fn is_swept(server: &Server, namespace: &str) -> Result<bool> {
     Ok(record.is_some_and(|record| record.contains_key("complete")))
 }
 
-/// Waits until `remaining` documents are left.
+/// Waits until `remaining` documents remain.
 async fn wait_remaining(
     retry_clock: &RetryClock<'_>,
     server: &Server,
@@ -231,7 +231,7 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
 
 #[tokio::test]
 async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
-    // Cookies that are expired, or fresh, by both the server's clock and the clock of the test.
+    // Each cookie is expired, or fresh, by both the server's clock and the clock of the test.
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
     let write = async |name: &str, time: DateTime| -> Result<()> {
         let cookie = doc! { "_id": name, "b": "b", "t": time };

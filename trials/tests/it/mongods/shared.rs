@@ -1,4 +1,4 @@
-//! MongoDB servers that tests use in turn, because each start takes 0.6 s of CPU: WiredTiger measures its clock.
+//! MongoDB servers that several tests use one after the other, because each start takes 0.6 s of CPU time: WiredTiger measures its clock.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -18,7 +18,7 @@ use crate::harness::{TIMEOUT, wait_until};
 /// Servers that no test uses.
 static FREE: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
-/// Limit for the response of a server that a test may have left paused or dead.
+/// Response timeout of a server that a test may have left paused or dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Databases of the server itself.
@@ -30,13 +30,13 @@ struct Server {
     _cleaner: Child,
 }
 
-/// A server that one test uses alone. It is free for the next one when this is dropped.
+/// A server for one test at a time. Dropping this value frees the server for the next test.
 pub(crate) struct SharedMongod {
     server: Option<Server>,
 }
 
-/// Starts a `mongod` with these arguments, or empties one that no test uses any more. Users and settings remain: a test that changes
-/// them, or needs the data directory, starts its own.
+/// Starts a `mongod` with these arguments, or empties a running one that no test uses. Users and settings remain: a test that
+/// changes them, or needs the data directory, must start a separate server.
 pub(crate) async fn start_with(args: &[&str]) -> Result<SharedMongod> {
     while let Some(server) = free(args) {
         let emptied = empty(&server.mongod.uri()).await;
@@ -45,10 +45,10 @@ pub(crate) async fn start_with(args: &[&str]) -> Result<SharedMongod> {
                 server: Some(server),
             });
         }
-        println!("a server is not used again: {emptied:?}");
+        println!("failed to empty a MongoDB server, using another: {emptied:?}");
     }
     let dir = TempDir::new()?.keep();
-    // A static is never dropped. At the end of this process the standard input closes.
+    // Statics are never dropped, so another process removes the servers once its standard input closes with this process.
     let cleaner = Command::new("sh")
         .args([
             "-c",
@@ -82,7 +82,7 @@ fn free(args: &[&str]) -> Option<Server> {
     Some(free.remove(found))
 }
 
-/// Waits until the connections of the test before are closed, and drops its databases.
+/// Waits until the connections of the previous test are closed, and drops its databases.
 async fn empty(uri: &str) -> Result<()> {
     let name = "shared-mongod";
     let mut options = ClientOptions::parse(uri).await?;
@@ -103,7 +103,7 @@ async fn empty(uri: &str) -> Result<()> {
             client.database(&database).drop().await?;
         }
     }
-    // A kill must not bring dropped data back.
+    // Makes the drop durable: dropped data must not return after a kill.
     admin.run_command(doc! { "fsync": 1 }).await?;
     Ok(())
 }

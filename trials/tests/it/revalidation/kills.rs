@@ -1,4 +1,4 @@
-//! Two jobs, while any process is killed or frozen at any time: the first one changes matches, the second one removes those that are
+//! Two jobs, while any process is killed or frozen at any time. The first job changes matches. The second job removes matches that are
 //! missing again.
 
 use std::{env, time::Duration};
@@ -24,7 +24,7 @@ const LIMITS: &str = "[limits.dsp-7]\nrules = [{ id = 'r', rate = '1000/s', burs
 /// Assets of a batch.
 const BATCH: usize = 100;
 
-/// Batches that a maker may transmit again if it continues after another one.
+/// Maximum number of batches that a maker may transmit again when it continues the job of another maker.
 const PAGE_BATCHES: usize = 20;
 
 /// Maximum effects of the batches of both workers.
@@ -38,14 +38,14 @@ const PROCESSES: usize = 8;
 struct Run {
     servers: Servers,
     limiter: Limiter,
-    /// Each with one worker.
+    /// Two revalidators with one worker each.
     revalidators: [Revalidator; 2],
     random: Rng,
     /// Batches that may be repeated in this job.
     repeats_max: usize,
     /// Whether matches may be transmitted twice in this job, and counted once.
     is_retransmitted: bool,
-    /// Effects that may be lost: rows in the memory of a killed producer, and notes while NATS is away.
+    /// Effects that may be lost: rows in the memory of a killed producer, and notes while NATS is unavailable.
     lost_max: usize,
     faults: Vec<String>,
 }
@@ -129,7 +129,7 @@ impl Run {
         } else {
             process.signal(Signal::CONT)?;
         }
-        // Connected, so that the next fault finds no backlog.
+        // Waits for the connection, so that there is no backlog at the next fault.
         servers.here.wait_ready().await?;
         servers.there.wait_ready().await?;
         // The workers of a suspended job, or of one without a broker, may exchange their batches.
@@ -167,7 +167,7 @@ impl Run {
         let status = self.progress(&id, usize::MAX).await?;
         ensure!(status["serverState"] == "Finished", "{status}");
         let requests = self.servers.partner.requests();
-        // A page has no match of the last minute.
+        // A page omits matches of the last minute.
         let may_be_new = |it: &usize| number > 1 && job_of_sync(*it) == Some(1);
         for index in (0..USERS).filter(|it| !may_be_new(it)) {
             ensure!(requests.contains_key(&index), "{index} not requested");
@@ -189,7 +189,7 @@ impl Run {
         Ok((status, repeated))
     }
 
-    /// The number of matches of a node that are as before, although a job has changed or removed them.
+    /// The number of unchanged matches of a node that a job should have changed or removed.
     async fn lost(&self, node: &Consumer, before: &Rows, number: u32) -> Result<usize> {
         let rows = all_pages(&[node]).await?;
         let minute_ago = millis_ago(Duration::from_secs(60));
@@ -279,7 +279,7 @@ async fn a8_a12_killed_and_frozen_processes_lose_no_match_and_remove_none_too_ea
     let seeds = env::var("SIM_SEEDS").unwrap_or_else(|_| "0..100".to_owned());
     let (first, end) = seeds.split_once("..").context("seeds like 0..100")?;
     let runs = stream::iter(first.parse::<u64>()?..end.parse()?);
-    // Tasks of their own, because files are written and removed synchronously.
+    // Each run has a separate task, because it writes and removes files synchronously.
     let runs = runs.map(|seed| async move {
         let mut task = JoinSet::new();
         task.spawn(run(seed));

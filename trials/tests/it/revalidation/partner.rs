@@ -18,7 +18,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Several pages of a node.
+/// Number of users, enough for several pages of a node.
 pub(super) const USERS: usize = 2_500;
 
 /// Maximum wait for a browser, shorter than the timeout of a request.
@@ -38,8 +38,8 @@ pub(super) fn job_of_sync(number: usize) -> Option<u32> {
     }
 }
 
-/// The partner has a new uid for the first of each fifty users, and does not have the second. It receives the uid of a browser after the
-/// job of the sync.
+/// The response of the partner. Of each fifty users, it has a new uid for the first, and does not have the second. It has the uid of a
+/// browser only after the job during which the browser synced.
 fn answer(number: usize, job: u32) -> (u16, Value) {
     let uid = match (number % 50, job_of_sync(number)) {
         (0, _) => format!("new-{number}"),
@@ -67,12 +67,12 @@ struct Shared {
     job: Mutex<Job>,
 }
 
-/// What happened in a job.
+/// Requests and syncs during a job.
 #[derive(Default)]
 struct Job {
-    /// The first is 1.
+    /// Number of the job, from 1.
     number: u32,
-    /// By user.
+    /// Number of requests by user.
     requests: BTreeMap<usize, usize>,
     /// Users whose sync both nodes have stored.
     synced: BTreeSet<usize>,

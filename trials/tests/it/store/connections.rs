@@ -40,7 +40,7 @@ async fn check_store(dir: &TempDir, store: &str, flags: &[&str]) -> Result<Strin
 
 /// Whether the consumer was built without a feature that a connection string needs.
 ///
-/// Then `--check-config` must name the build that has it, without any part of the string.
+/// If so, `--check-config` must name the build that has it, without any part of the string.
 async fn lacks_feature(store: &str, secrets: &[&str]) -> Result<bool> {
     let args = ["--check-config", "--store", store];
     let output = run_to_end(&programs().await?.consumer, &args, &[]).await?;
@@ -276,7 +276,7 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
     Ok(())
 }
 
-/// Answers every `hello` as MongoDB 3.6 does.
+/// Responds to every `hello` like MongoDB 3.6.
 async fn respond_as_3_6(mut stream: TcpStream) -> Result<()> {
     const OP_REPLY: i32 = 1;
     const OP_MSG: i32 = 2013;

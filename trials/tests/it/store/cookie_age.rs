@@ -86,7 +86,7 @@ async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -
     let sync = admin::sync(&http, "before", 17, "new").await?;
     ensure!(sync.status == 200, "{sync:?}");
     settled(4).await?;
-    // Two are older than stored values, and two meet in one batch.
+    // Two cookies are older than the stored values, and two are in one batch.
     release(
         log,
         DELAY / 2,

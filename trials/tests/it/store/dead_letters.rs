@@ -98,7 +98,7 @@ async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_sto
     consumer.wait_lookup("bob", known).await?;
     consumer.wait_lookup("alice", json!({"17": "good"})).await?;
     consumer.wait_lookup("carol", json!({"17": "fine"})).await?;
-    // A rejected cookie must not replace a stored one either.
+    // A rejected cookie must not replace a stored cookie.
     producer.accept("alice", 17, "bad-2").await?;
     consumer.wait_settled(5).await?;
     ensure!(rejected_count(&consumer).await? == 2);
@@ -168,7 +168,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
             producer.accept(&user_id, dsp_id, buyer_uid).await?;
         }
     }
-    // Invalid requests are not logged with ids either.
+    // Log messages about invalid requests contain no ids.
     let mut connection = HttpClient::connect(&producer.http).await?;
     for (user_id, buyer_uid) in [
         (USER.repeat(9), BUYER.into()),
@@ -193,7 +193,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
         },
     )
     .await?;
-    // A dead letter that cannot be written is not logged with ids either.
+    // Log messages about a dead letter that cannot be written contain no ids.
     fs::remove_file(&file)?;
     fs::create_dir(&file)?;
     producer.accept(&format!("{USER}-3"), 18, &bad).await?;

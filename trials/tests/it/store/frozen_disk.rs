@@ -1,7 +1,7 @@
 //! Embedded stores on a disk that no longer responds, such as a failing disk or a disconnected volume.
 //!
-//! No deadline can cancel such a write, and it may still complete. So the consumer waits, and reports the state by `/readyz` and later by
-//! `/healthz`. A limiter rejects calls that it cannot persist.
+//! No deadline can cancel a write to this disk, and the write may still complete. So the consumer waits, and reports the state in
+//! `/readyz` and later in `/healthz`. A limiter rejects calls that it cannot persist.
 
 use std::{os::unix::fs::symlink, path::PathBuf, process::Command, time::Duration};
 
@@ -85,7 +85,7 @@ async fn hanging_write_fails_both_health_checks_until_it_completes_and_loses_not
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(41, 1_000).await?;
     consumer.wait_settled(1_000).await?;
-    // Unfrozen before the consumer is killed, even if the test fails, because its exit would wait for the disk.
+    // Dropped before the consumer, even if the test fails, because a killed consumer would wait for the frozen disk.
     let frozen = disk.freeze()?;
     producer.accept_load(42, 1_000).await?;
     consumer.wait_not_ready("store: no response for 5s").await?;

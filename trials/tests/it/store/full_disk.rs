@@ -1,7 +1,7 @@
 //! The embedded store on a full disk.
 //!
-//! After a failed write, the store must be reopened to find out what is on disk. So the consumer logs the error and exits. It loses
-//! nothing, because its cursors match its store: after a restart with free space, producers redeliver what they retain.
+//! After a failed write, only reopening the store shows which data is on disk. So the consumer logs the error and exits. It loses
+//! nothing, because its cursors match its store: after a restart with free space, producers redeliver the missing cookies.
 
 use anyhow::{Result, ensure};
 use tempfile::TempDir;

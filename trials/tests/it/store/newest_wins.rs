@@ -1,6 +1,6 @@
-//! Newest wins in the MongoDB store, compared with a model on a real `mongod`.
+//! Newest wins in the MongoDB store: a real `mongod` is compared with a model.
 //!
-//! Whatever the order of arrival, the newest cookie of each pair stays, and the store reports which cookies were stale.
+//! For any order of arrival, the newest cookie of each pair stays, and the store reports the stale cookies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -73,7 +73,7 @@ pub(super) fn chunk(sync: &Sync) -> Result<ChunkRef> {
     }
 }
 
-/// Writes every cookie; the closure returns whether it is marked as known.
+/// Suppression that writes every cookie; the closure returns whether to mark a cookie as known.
 struct Hints<F>(F);
 
 impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
@@ -176,7 +176,7 @@ async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
     Ok(store)
 }
 
-/// Writes random batches, some of them twice, with correct and incorrect hints, and deletes documents in between.
+/// Writes random batches, some of them twice, with correct and incorrect hints, and deletes documents between batches.
 async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let mongod = shared::start().await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -315,7 +315,7 @@ async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
         .await
     };
     wait_connected(2).await?;
-    // After this cookie the DSP has its slot, so later ones skip the retry queue.
+    // After this cookie, the DSP has its slot, so later cookies skip the retry queue.
     first.accept("carol", 17, "first").await?;
     consumer.wait_settled(1).await?;
     first.accept("alice", 17, "first").await?;
@@ -393,7 +393,7 @@ const USERS: u32 = 16;
 /// Requests of each user during which the producer is paused.
 const REPEATS: u32 = 4;
 
-/// DSPs of each user, without that of the repeats. A connection serves 64 requests before it yields.
+/// DSPs of each user, without the DSP of the repeats. A connection serves 64 requests before it yields.
 const DSPS: u32 = 64 - REPEATS;
 
 impl User {
@@ -463,7 +463,7 @@ async fn cookies_accepted_after_a_pause_win_over_those_accepted_elsewhere_during
     let (mut waiting, mut served) = (connect_all(&paused).await?, connect_all(&active).await?);
     let mut accepted = 2 * USERS;
     for round in 0..ROUNDS {
-        // The producer is paused while it handles these requests, so that a chunk is open. When it continues, it may read sockets
+        // The producer is paused while it handles these requests, so that a chunk is open. After the pause, it may read sockets
         // before its timers run.
         for user in &mut waiting {
             user.send_repeats(REPEATS).await?;
@@ -474,7 +474,7 @@ async fn cookies_accepted_after_a_pause_win_over_those_accepted_elsewhere_during
             user.send(&older).await?;
             user.expect_accepted(DSPS).await?;
         }
-        // This takes longer than a chunk may stay open: a batch alone takes 200 ms.
+        // This takes longer than the maximum age of a chunk: one batch takes 200 ms.
         consumer.wait_lookups(&contents(&waiting, &older)).await?;
         for user in &mut waiting {
             user.send(&newer).await?;

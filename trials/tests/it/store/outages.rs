@@ -1,5 +1,5 @@
-//! MongoDB outages: killed, paused, slow, without a primary, disk space or permissions. The consumer reports the outage, keeps its
-//! position, resumes when the server is back, and loses nothing.
+//! MongoDB outages: the server is killed, paused or slow, or has no primary, disk space or permissions. The consumer reports the outage,
+//! keeps its position, resumes after the outage, and loses nothing.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -286,8 +286,8 @@ async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> 
     fs::create_dir(&data)?;
     mongod.restart().await?;
     check_exits_and_refills(&mut consumer, &producer, 1).await?;
-    // Data loss without a restart of the server, as in a restore. A commit during the drop, such as that of a new stream, writes the
-    // cursors again; the drop is then repeated, because nothing is missing. Cookies may be received twice.
+    // Data loss without a restart of the server, as in a restore. A commit during the drop, such as for a new stream, writes the cursors
+    // again, and no cursor is missing. The drop is then repeated. Cookies may be received twice.
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cursors = client
         .database("cookiesync")
@@ -340,7 +340,7 @@ async fn unwritable_store_is_reported_without_traffic() -> Result<()> {
     consumer.wait_not_ready("NotWritablePrimary").await?;
     clear_failpoint(&mongod).await?;
     consumer.wait_ready().await?;
-    // A consumer that starts with this error is not ready either.
+    // A consumer that starts with this error is not ready.
     set_failpoint(&mongod, doc! { "errorCode": 14_031 }).await?;
     consumer.process.kill()?;
     consumer.process.restart()?;
@@ -430,7 +430,7 @@ impl SmallDisk {
         Ok(Some(Self(dir)))
     }
 
-    /// Fills the file system and returns the path of the file that does.
+    /// Fills the file system with one file and returns its path.
     pub(crate) fn fill(&self) -> std::path::PathBuf {
         let filler = self.0.join("filler");
         if let Ok(mut file) = std::fs::File::create(&filler) {

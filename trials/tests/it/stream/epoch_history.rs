@@ -26,7 +26,7 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// A separate disk for `--state` that can hang. Writers then block and cannot be killed.
+/// A separate disk for `--state` that can hang. While it hangs, writers block and cannot be killed.
 struct Disk {
     dir: PathBuf,
 }
@@ -143,7 +143,7 @@ impl Pair {
         let metrics = self.consumer.metrics().await?;
         let counted = metrics.count(restarts, &[("loss", loss)]);
         ensure!(counted == 1, "{}", self.consumer.process.last_lines(100));
-        // The log is written later than the metric is counted.
+        // The log message is written after the metric is counted.
         wait_logged(&self.consumer.process, message).await?;
         Ok(metrics)
     }

@@ -56,7 +56,7 @@ impl GoodSubscriber {
     }
 }
 
-/// A raw HTTP/2 connection. Its task returns the reason of its end.
+/// A raw HTTP/2 connection. Its task returns the reason for its end.
 async fn raw_connection(
     producer: &Producer,
 ) -> Result<(SendRequest<Bytes>, JoinSet<Option<Reason>>)> {
@@ -89,7 +89,7 @@ struct Statuses {
 /// A `GetCookies` request with an empty host name, which is rejected immediately.
 const NAMELESS: Bytes = Bytes::from_static(&[0; 5]);
 
-/// Makes the maximum of concurrent calls in a loop until the connection ends. Even on a slow machine, this exceeds the allowed rate.
+/// Makes the maximum number of concurrent calls in a loop until the connection ends. Even a slow machine exceeds the allowed rate.
 async fn call_endlessly(
     producer: &Producer,
     mut calls: SendRequest<Bytes>,
@@ -131,7 +131,7 @@ async fn calls_above_the_rate_are_rejected_and_a_persistent_client_is_disconnect
         matches!(reason, Some(Reason::ENHANCE_YOUR_CALM) | None),
         "{reason:?}"
     );
-    // The allowed rate is a burst of 200 and 50 per second. The connection ends after 1,000 rejections, not all of which arrive.
+    // Allowed are a burst of 200 calls, then 50 per second. The connection ends after 1,000 rejections; some may not arrive.
     let Statuses { answered, rejected } = statuses;
     ensure!(
         answered >= 200 && rejected > 0,
@@ -262,7 +262,7 @@ async fn unexpected_frames_do_not_fill_the_log_output() -> Result<()> {
     // Acknowledgements of pings that were never sent.
     let answer = [&[0, 0, 8, 6, 1, 0, 0, 0, 0][..], &[0xff; 8]].concat();
     stream.write_all(&answer.repeat(1_000)).await?;
-    // The response to this ping shows that they were read.
+    // The response to this ping shows that the producer has read the acknowledgements.
     stream.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0]).await?;
     stream.write_all(&[7; 8]).await?;
     let answered = async {
@@ -309,7 +309,7 @@ async fn leave_unfinished(address: &str, calls: SendRequest<Bytes>) -> Result<()
     Ok(())
 }
 
-/// Keeps a connection with four unfinished calls open, reopens each call a second after its end, and counts the ends.
+/// Keeps four unfinished calls open on one connection. Reopens each call a second after its end, and counts the ends.
 async fn run_hostile_client(address: String, ended: Arc<AtomicU64>) {
     let (_, socket) = address.split_at("http://".len());
     loop {
@@ -360,7 +360,7 @@ async fn watch(producer: &Producer, stop: &CancellationToken) -> Result<AttackRe
     Ok(report)
 }
 
-/// `connections` connections keep four requests unfinished each, during a load of 20,000 cookies per second for `seconds`.
+/// `connections` connections with four unfinished requests each, during a load of 20,000 cookies per second for `seconds`.
 async fn check_unfinished_requests(connections: usize, seconds: u64) -> Result<()> {
     const RATE: u64 = 20_000;
     let _machine = reserve_machine().await;

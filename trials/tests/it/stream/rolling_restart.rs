@@ -1,7 +1,7 @@
-//! Rolling restart of two producers behind a load balancer, under load: no client sees an error, no accepted cookie is lost, and
-//! consumers confirm it.
+//! Rolling restart of two producers behind a load balancer, under load: no client receives an error, no accepted cookie is lost, and
+//! consumers report that nothing was lost.
 //!
-//! The load balancer is haproxy with `deploy/haproxy.cfg`, with changed addresses. It connects to the second producer
+//! The load balancer is haproxy with the addresses in `deploy/haproxy.cfg` changed. It connects to the second producer
 //! over TLS, with a PROXY header. `ROLLING_RATE` sets the requests per second; the default suits a debug build on a
 //! busy machine.
 
@@ -42,8 +42,8 @@ const NOTHING_LOST: LossPredicate<'static> = &|_, _| false;
 
 const RATE: u64 = 1_000;
 
-/// A history in which rejected requests have an unknown outcome: the response of a producer that accepted may be lost behind the load
-/// balancer.
+/// A history in which rejected requests have an unknown outcome: a producer may have accepted the request, but its response was lost
+/// before the load balancer.
 struct RejectionsUnknown(History);
 
 impl RequestHistory for RejectionsUnknown {
@@ -266,7 +266,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
 #[tokio::test]
 async fn draining_producer_closes_client_connections_after_their_response() -> Result<()> {
     let dir = TempDir::new()?;
-    // Longer than this test waits for anything.
+    // Longer than any wait of this test.
     let mut producer = Producer::start(&dir, &["--drain-delay", "1h"]).await?;
     producer.process.signal(rustix::process::Signal::TERM)?;
     wait_until(TIMEOUT, "/readyz reports the drain", async || {

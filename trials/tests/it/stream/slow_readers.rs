@@ -1,5 +1,5 @@
-//! Slow readers: the bytes in flight on their connections are counted and limited. The slowest are disconnected and later
-//! resume from their cursors; others are not affected.
+//! Slow readers: the bytes in flight on their connections are counted and limited. The producer disconnects the slowest readers,
+//! which later resume from their cursors. Other readers are not affected.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ fn disconnects(metrics: &Samples, subscriber: &str) -> u64 {
     metrics.count(DISCONNECTS, &[("subscriber", subscriber)])
 }
 
-/// Reads to `sequence`, resuming by cursor after each disconnect. Returns the number of disconnects and the cookies.
+/// Reads up to sequence number `sequence`, and resumes from the cursor after each disconnect. Returns the number of disconnects and
+/// the cookies.
 async fn read_resuming(
     producer: &Producer,
     name: &str,
@@ -78,7 +79,7 @@ async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_coo
     const STALLED: usize = 50;
     const BOUND_BYTES: u64 = 450 << 10;
     let dir = TempDir::new()?;
-    // A reader with a full window has one chunk in flight. Chunks are sealed by size here, because smaller ones might all fit the limit.
+    // A reader with a full window has one chunk in flight. Chunks are sealed by size here: smaller chunks might all fit into the limit.
     let mut flags = vec!["--in-flight-bytes", "450KiB"];
     flags.extend(["--chunk-bytes", "16KiB", "--chunk-age", "1s"]);
     let producer = Producer::start(&dir, &flags).await?;
@@ -91,7 +92,7 @@ async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_coo
     }
     let reading = Subscription::open(&producer.grpc, from_newest("reading")).await?;
     producer.accept_load(1, COOKIES).await?;
-    // Until others have stalled for a second, this reader may have the most bytes in flight.
+    // Until other readers have stalled for a second, this reader may have the most bytes in flight.
     let (mut observed, read) = read_resuming(&producer, "reading", reading, COOKIES).await?;
 
     wait_until(
@@ -129,7 +130,7 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
     const STEP: u64 = 20_000;
     let sent = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
     let dir = TempDir::new()?;
-    // Within the limit are the consumer alone, with up to 256 KiB and three chunks, and the others without it, with two chunks each.
+    // The limit allows the consumer without the other readers (up to 256 KiB and three chunks), or these without it (two chunks each).
     let flags = ["--in-flight-bytes", "450KiB", "--chunk-age", "100ms"];
     let producer = Producer::start(&dir, &flags).await?;
     let store = embedded(&dir.path().join("store"));
@@ -152,7 +153,7 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
     }
     assert_eq!(disconnects(&producer.metrics().await?, "node"), 0);
 
-    // All together exceed the limit, and the consumer has the most bytes in flight.
+    // All readers together exceed the limit, and the consumer has the most bytes in flight.
     let mut others = Vec::new();
     for number in 0..3 {
         let request = from_newest(&format!("other-{number}"));

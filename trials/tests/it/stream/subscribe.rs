@@ -71,7 +71,7 @@ async fn stream_resumes_exactly_after_a_cursor_inside_a_chunk() -> Result<()> {
 async fn stream_starts_at_the_oldest_or_the_newest_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
-    // In an empty log both are the same, and the first sequence of an epoch is 1.
+    // In an empty log, both are the same. The first sequence number of an epoch is 1.
     for request in [from_oldest("a"), from_newest("b")] {
         let stream = Subscription::open(&producer.grpc, request).await?;
         let hello = stream.hello;
@@ -131,7 +131,7 @@ async fn invalid_subscribe_request_is_rejected() -> Result<()> {
     assert_eq!(status.code(), Code::InvalidArgument);
     producer.accept_numbers(6..=6).await?;
     known.read_to(6).await?;
-    // A cursor at the newest sequence is valid.
+    // A cursor at the newest sequence number is valid.
     let stream = Subscription::open(&producer.grpc, cursor(6)).await?;
     assert_eq!(stream.hello.first_sequence, 7);
     Ok(())
@@ -222,7 +222,7 @@ async fn position_of_a_subscriber_is_kept_for_its_retention() -> Result<()> {
     .await
 }
 
-/// More cookies than a log of 1 MiB holds, the minimum of `--log-bytes`.
+/// More cookies than fit into a log of 1 MiB, the minimum of `--log-bytes`.
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
 #[tokio::test]
@@ -246,7 +246,7 @@ async fn cursor_older_than_the_log_receives_an_exact_gap() -> Result<()> {
     let received = late.cookies.len() as u64;
     assert_eq!(late.lost() + received, MORE_THAN_THE_LOG - 100);
     for (number, cookie) in (gap.last_sequence..).zip(&late.cookies) {
-        // Sequence n is the cookie with number n - 1.
+        // Sequence number n is the cookie with number n - 1.
         assert_eq!(cookie.user_id, traffic.cookie(0, number).user_id());
     }
     assert_eq!(counts(&producer, "late").await?, [received, late.lost(), 0]);
@@ -282,7 +282,7 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
     });
     let sending = async {
         is_open.await?;
-        // In steps that readers of a debug build can follow, because they have the same lag limit.
+        // Small steps, because the readers have the same lag limit and must keep up in a debug build.
         for step in 0..10 {
             producer.accept_load(step, COOKIES / 10).await?;
             wait_until(TIMEOUT, "the five readers keep up", async || {

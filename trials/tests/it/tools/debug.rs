@@ -149,7 +149,7 @@ async fn profile_does_not_delay_the_drain() -> Result<()> {
             Ok(get(&admin, "/debug/profile?seconds=1").await?.0 == 429)
         })
         .await?;
-        // Less than the length of the profile and than the drain timeout.
+        // Shorter than the profile and the drain timeout.
         let status = producer.process.stop(Duration::from_secs(45)).await?;
         expect_exit(&producer.process, status, 0)
     };

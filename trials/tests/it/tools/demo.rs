@@ -251,7 +251,7 @@ async fn revalidate_demo_shows_changed_and_removed_matches() -> Result<()> {
     };
     ensure!(fresh + changed + gone == 300, "{printed:#?}");
     ensure!(changed > 0 && gone > 0, "{printed:#?}");
-    // The others are noted as confirmed. The node may not have stored all changes yet.
+    // The other matches are recorded as confirmed. The node may not have stored all changes yet.
     let [checked, 0, changed, missing, deleted] = second[..] else {
         bail!("{printed:#?}");
     };

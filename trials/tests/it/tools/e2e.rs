@@ -33,7 +33,7 @@ use crate::{
 /// Deadline for a complete run on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// A run of a program in a temporary directory, which contains everything it creates except databases.
+/// A run of a program in a temporary directory, which contains all its files except databases.
 pub(crate) struct Run {
     dir: TempDir,
     child: Child,
@@ -88,7 +88,7 @@ impl Run {
         fs::read_to_string(self.dir.path().join("errors")).unwrap_or_default()
     }
 
-    /// Waits for its end. No process or temporary file may remain.
+    /// Waits for the end of the program. No process or temporary file may remain.
     pub(crate) async fn finish(mut self) -> Result<RunResult> {
         let status = timeout(RUN_TIMEOUT, self.child.wait()).await;
         let errors = self.errors();

@@ -116,7 +116,7 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
 /// The token of [`api_flags`].
 const TOKEN: &str = "nKq3mB0xT5r8vYw1z4A7";
 
-/// Flags of a producer with an API whose token may use the DSPs 1 to 5, and the URL of the API.
+/// Flags of a producer with an API whose token is valid for these DSPs and this permission, and the URL of the API.
 fn api_flags(dir: &TempDir, dsps: &str, permission: &str) -> Result<(Vec<String>, String)> {
     let tokens = dir.path().join("tokens");
     std::fs::write(&tokens, format!("client {TOKEN} {dsps} {permission}\n"))?;

@@ -1,4 +1,4 @@
-//! Results of a load on a server that is healthy, paused, down, or returns errors.
+//! Results of a load on a server that is healthy, paused or down, or that returns errors.
 
 use std::{
     collections::BTreeMap,
@@ -92,7 +92,7 @@ async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<
 
 const ACCEPTED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
-/// Answers each request with the same bytes, up to `max` requests or until the client disconnects.
+/// Responds to each request with the same bytes, up to `max` requests or until the client disconnects.
 async fn answer_all(stream: &mut TcpStream, answer: &str, max: u64) {
     let (mut bytes, mut ends, mut answered) = ([0; 4_096], 0, 0);
     while let Ok(count @ 1..) = stream.read(&mut bytes).await {
@@ -113,7 +113,7 @@ async fn answer_all(stream: &mut TcpStream, answer: &str, max: u64) {
     }
 }
 
-/// A server that answers every request with the same bytes, or not at all.
+/// A server that sends the same bytes in response to every request, or never responds.
 struct FakeEdge {
     plan: Plan,
     _serving: JoinSet<()>,
@@ -170,7 +170,7 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
     );
     assert_eq!(counts, (1, 1, 29), "{}", outcome.report().summary());
     assert!(!outcome.report().failures.is_empty());
-    // It ends by plan, not by the timeout. A request without a response counts with at least this latency.
+    // The load ends by its plan, not by the timeout. A request without a response counts with at least this latency.
     assert!((0.29..0.4).contains(&outcome.seconds));
     assert!(
         outcome

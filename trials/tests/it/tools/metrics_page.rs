@@ -1,7 +1,7 @@
 //! Generates `docs/metrics.md` from the metrics that all programs register.
 //!
-//! The programs run here with every setting that registers metrics. A metric that they register only in other cases is found at
-//! the end of each system test, which scrapes its processes and rejects undocumented metrics.
+//! The programs run here with every setting that registers metrics. Each system test also scrapes its processes at its end and
+//! rejects undocumented metrics, which finds metrics registered only in other cases.
 
 mod notes;
 mod references;

@@ -30,7 +30,7 @@ fn write(
     };
     let mut report = Report::new(scenario, "Fake report");
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
-    // Programs that other tests of this process have found do not belong to the report.
+    // Removes programs that other tests of this process have found.
     report.environment.programs.clear();
     report.failures = failures
         .iter()

@@ -1,4 +1,4 @@
-//! `trials store` measures its backends and removes its data.
+//! `trials store` measures its variants and removes its data.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! Checks deletions: a cookie covered by a durable deletion is never returned again, a receipt never claims more than
-//! the stores have done, and nothing else is missing because of them.
+//! Checks of deletions. A cookie covered by a durable deletion must never be returned again. A receipt must not claim more than
+//! the stores have done. No other cookie may be missing because of a deletion.
 //!
-//! A deletion covers what was accepted up to its time, by the clocks of the producers. So if clocks differ, it may cover a little more
-//! or less than the order of the requests suggests, and no more than these clocks allow.
+//! A deletion covers cookies accepted up to its time, by the clocks of the producers. If clocks differ, it may cover a few more or
+//! fewer cookies than the order of the requests suggests, within the difference of the clocks.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
 /// Entries of the smallest table: 4 KiB at 40 bytes each.
 const SMALL_TABLE: usize = 102;
 
-/// Until when the cookies of a user are deleted by durable deletions, by DSP.
+/// Times up to which durable deletions cover the cookies of a user, by DSP.
 pub(crate) fn deleted(disk: &Disk, user: u64) -> BTreeMap<u32, u64> {
     let pairs = (1..=3).map(|dsp| Pair { user, dsp });
     let deleted = pairs.map(|pair| (pair.dsp, disk.record.deleted_until(pair)));
@@ -53,7 +53,7 @@ pub(crate) fn lookup(
     Ok(())
 }
 
-/// Checks that a node has deletions that are not at risk.
+/// Checks that a node has each of these deletions, which the producer reported as not at risk.
 pub(crate) fn is_durable(
     client: &ApiClient,
     history: &History,
@@ -118,7 +118,7 @@ pub(super) fn nothing_is_back(disk: &Disk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Up to which time a node may reject everything, because its table has forgotten deletions: it keeps at least 7/8 of a full table.
+/// Time up to which a node may reject all cookies, because its table evicted deletions. It keeps at least 7/8 of a full table.
 pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
     let mut times: Vec<u64> = disk.record.deletions.values().copied().collect();
     if !has_small_table || times.len() <= SMALL_TABLE {
@@ -128,7 +128,7 @@ pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
     times[times.len() - (SMALL_TABLE + 1 - SMALL_TABLE / 8)]
 }
 
-/// The deletions of a history, to find out what they may cover.
+/// The deletions of a history by scope, for finding the syncs that they may cover.
 pub(super) struct DeletionIndex<'a> {
     by_scope: BTreeMap<Pair, Vec<(&'a SyncRequest, AcceptanceWindow)>>,
 }
@@ -162,8 +162,8 @@ impl<'a> DeletionIndex<'a> {
         deletions.any(|(_, until)| until.latest >= window.earliest)
     }
 
-    /// Whether a node certainly stores `sync` again, which repeats the buyer uid of earlier syncs: a deletion of the same log before it
-    /// covers all of them, is durable on the node, and no other deletion may.
+    /// Whether a node certainly stores `sync` again, although it repeats the buyer uid of earlier syncs. This requires an earlier
+    /// deletion in the same log that covers all of them and is durable on the node, and no other deletion that may cover `sync`.
     pub(super) fn is_stored_again(
         &self,
         disk: &Disk,

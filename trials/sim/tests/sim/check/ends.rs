@@ -1,9 +1,9 @@
 //! Compares a consumer's reports about the ends of incarnations with the cookies that its store lacks.
 //!
 //! - A report of an exact number, a maximum or no loss is correct: apart from earlier gaps, the store lacks no more
-//!   cookies of that incarnation and of later ones that the consumer missed.
+//!   cookies of that incarnation and of later incarnations that the consumer missed.
 //! - A report has a number unless the producer's machine lost power, and with it the epoch history.
-//! - If a store lacks cookies of an ended incarnation that its consumer knew, there is a report.
+//! - If a store lacks cookies of an ended incarnation that its consumer must have known, there is a report.
 //! - All reports are counted in the metrics. If the consumer was never killed and is settled, the metrics count nothing else.
 
 use std::{collections::BTreeSet, ops::Range};
@@ -61,7 +61,7 @@ struct EndReport<'a> {
     /// Exact or maximum number of lost cookies, if known.
     lost: Option<u64>,
     exact: bool,
-    /// Whether it also covers the incarnations up to `next`.
+    /// Whether the report also covers the incarnations up to `next`.
     covers_missed: bool,
     observed_from: u64,
     lost_in_gaps: u64,
@@ -121,7 +121,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The incarnation of a report, and later ones that the consumer missed.
+    /// The incarnation of a report, and later incarnations that the consumer missed.
     fn incarnations(&self, end: &EndReport<'_>) -> Range<usize> {
         incarnation_of(self.producer, end.epoch)..incarnation_of(self.producer, end.next)
     }

@@ -35,7 +35,7 @@ pub(crate) struct Disk {
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
     /// Producers and epochs with a committed goodbye.
     pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
-    /// Deletions by scope: committed ones, and all.
+    /// Deletions by scope: committed deletions, and all deletions.
     durable_deletions: BTreeMap<Pair, u64>,
     deletions: BTreeMap<Pair, u64>,
     /// Finished deletions of DSPs.
@@ -50,11 +50,11 @@ pub(crate) struct Disk {
     /// Number of power losses.
     pub(super) generation: u64,
     pub(super) random: fastrand::Rng,
-    /// What was ever written or committed. Never lost, because only checks read it.
+    /// All cookies and deletions that were ever written. Never lost, because only checks read it.
     pub(crate) record: Record,
 }
 
-/// All that a store ever had.
+/// All writes that a store ever received.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     /// All cookies that were ever written.
@@ -77,7 +77,7 @@ impl Record {
         self.received.range(value(0)..=value(u64::MAX))
     }
 
-    /// Up to which time cookies of a pair are deleted, by durable deletions.
+    /// Time up to which durable deletions cover the cookies of a pair.
     pub(crate) fn deleted_until(&self, pair: Pair) -> u64 {
         let scopes = pair.scopes().into_iter();
         let times = scopes.filter_map(|scope| self.durable_deletions.get(&scope));
@@ -146,7 +146,7 @@ impl Disk {
         values.collect()
     }
 
-    /// Notes cookies of a batch that a deletion covers which was durable when the write of the batch began.
+    /// Records a violation for each cookie of a batch that a deletion covers, if it was durable when the write of the batch began.
     pub(super) fn check_deleted(&mut self, batch: &Batch) {
         for cookie in batch.cookies() {
             let until = parse(&cookie).map_or(0, |(pair, _)| self.record.deleted_until(pair));
@@ -188,7 +188,7 @@ impl Disk {
         }
     }
 
-    /// Removes what the deletions of a batch cover, except for deletions of DSPs, and nothing of the DSPs `except`.
+    /// Removes the cookies that the deletions of a batch cover. Ignores deletions of DSPs, and cookies of the DSPs `except`.
     pub(super) fn remove_deleted(&mut self, batch: &Batch, except: &BTreeSet<u32>) {
         let deletions = batch.deletions().iter();
         for deletion in deletions.filter(|deletion| !deletion.is_of_dsp()) {
@@ -205,7 +205,7 @@ impl Disk {
         }
     }
 
-    /// Removes a random half, or all, of what a deletion of a DSP covers, durably.
+    /// Durably removes a random half, or all, of the cookies that a deletion of a DSP covers.
     pub(super) fn remove_dsp(&mut self, deletion: &Deletion, is_last: bool) {
         let scope = scope(deletion);
         for (pair, value) in self.values() {
@@ -225,7 +225,7 @@ impl Disk {
     pub(super) fn commit(&mut self, batch: &Batch) {
         for deletion in batch.deletions() {
             let scope = scope(deletion);
-            // A later deletion of the scope may be written already, with the next batch.
+            // The next batch may already have written a later deletion of the scope.
             for known in [
                 &mut self.durable_deletions,
                 &mut self.record.durable_deletions,
@@ -279,7 +279,7 @@ impl Disk {
         deletions.chain(floor).collect()
     }
 
-    /// Forgets the deletions that are not needed with this floor.
+    /// Removes the deletions that are not needed with this floor.
     pub(super) fn forget_deletions(&mut self, floor: u64) {
         self.floor = floor.max(self.floor);
         let mut needed = self.stored_deletions();

@@ -61,7 +61,7 @@ async fn wait_complete(server: &Server) -> Result<()> {
     .await
 }
 
-/// Blocks each deletion by this application before it is executed, from the tenth on.
+/// Blocks the tenth and each later deletion by this application before its execution.
 async fn block_deletions(uri: &str, application: &str) -> Result<()> {
     let block = doc! {
         "configureFailPoint": "failCommand",
@@ -110,7 +110,7 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     first.process.signal(Signal::STOP)?;
     ensure!(!is_swept(&server, NAMESPACE).await?);
 
-    // Refreshes cookies that the consumer is about to delete, and others, some of them already deleted.
+    // Refreshes cookies that the consumer is about to delete, and other cookies, some of them already deleted.
     let cookies = server.collection(NAMESPACE);
     let existing = cookies.count_documents(doc! {}).await?;
     let deleted = USERS - usize::try_from(existing)?;

@@ -1,6 +1,6 @@
 //! Contents of the metrics page that the registry does not provide: groups, descriptions of label values, and notes.
 
-/// Metrics registered in the source file or directory `file` whose names begin with `prefix`. A metric belongs to the first matching
+/// Metrics whose source file or directory is `file` and whose names begin with `prefix`. A metric belongs to the first matching
 /// group.
 pub(super) struct Group {
     pub(super) title: &'static str,
@@ -89,7 +89,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Process", "runtime/src/metrics", ""),
 ];
 
-/// The values of a label: without a metric, of all metrics; empty, if the help of the metric describes them.
+/// The values of a label, for one metric, or for all metrics if `metric` is empty. Empty if the help of the metric describes them.
 pub(super) struct Label {
     pub(super) metric: &'static str,
     pub(super) label: &'static str,

@@ -48,7 +48,7 @@ pub(crate) fn check(samples: &Samples) -> Result<()> {
     }
 }
 
-/// Words of a text that look like metrics, and whether they are only a prefix (followed by `_`, `…` or `*`).
+/// Words of a text that look like metrics, and whether each is only a prefix (followed by `_`, `…` or `*`).
 fn named(text: &str) -> BTreeSet<(String, bool)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
