@@ -1,13 +1,13 @@
-// Reads every cookie of all producers, one line each.
+// Reads every cookie of all producers, and prints one line for each.
 //
 //	export PATH="$PATH:$(go env GOPATH)/bin"
 //	go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.33.0
 //	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.3.0
 //	go generate && go mod tidy && go run . -name my-host producers.example:7676
 //
-// It connects to every address of a DNS name. -name is the subscriber's name: a reader that reconnects with it within a
-// minute loses nothing, unless the producer restarted, and may receive its last cookies twice. Two readers must not use
-// the same name.
+// It connects to every address of a DNS name. -name is the subscriber's name. If a reader reconnects with it within a
+// minute, it loses nothing, unless the producer restarted, but may receive its last cookies twice. Two readers must not
+// use the same name.
 package main
 
 //go:generate protoc -I ../../proto --go_out=. --go_opt=module=read_cookies --go_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync --go-grpc_out=. --go-grpc_opt=module=read_cookies --go-grpc_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync cookiesync/v1/cookiesync.proto
@@ -48,7 +48,7 @@ func main() {
 			read(address, *name, func(cookie *cookiesync.Cookie) {
 				output.Lock()
 				defer output.Unlock()
-				// Of two cookies of one user and DSP, the one accepted later is valid. It need not arrive later.
+				// Of two cookies of one user and DSP, the cookie accepted later is valid, even if it arrives first.
 				accepted := time.Now().Add(-time.Duration(cookie.AgeMicros) * time.Microsecond)
 				fmt.Printf("%s\t%d\t%s\t%s\n", cookie.UserId, cookie.DspId, cookie.BuyerUid, accepted.Format(time.RFC3339Nano))
 			})

@@ -52,7 +52,7 @@ func (l Limiter) post(call string, body, result any) error {
 	return json.NewDecoder(response.Body).Decode(result)
 }
 
-// BeforeEachCall returns when the call may be made, or an error if its slot is more than a minute ahead.
+// BeforeEachCall waits until the call may be made. It returns an error if the slot is more than a minute ahead.
 func (l Limiter) BeforeEachCall() error {
 	var slot Slot
 	if err := l.post("reserve", map[string]any{"wait": true, "max_wait": 60}, &slot); err != nil {

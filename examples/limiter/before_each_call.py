@@ -24,7 +24,7 @@ def post(url, body):
 
 
 def before_each_call(counter_url):
-    """Returns when the call may be made. Raises if the slot is beyond the maximum wait (429)."""
+    """Waits until the call may be made. Raises an HTTPError (429) if the slot is more than a minute ahead."""
     slot = post(counter_url + "/reserve", {"wait": True, "max_wait": 60})
     # The limiter delays its response by up to 30 seconds.
     time.sleep(slot["wait"])

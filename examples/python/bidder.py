@@ -3,9 +3,9 @@
     python bidder.py USER mongodb://127.0.0.1:27017 17 42       (pip install pymongo)
     python bidder.py USER http://127.0.0.1:9091 17 42
 
-The first reads the node's MongoDB, the second uses the consumer's lookup API, which works with every store. The output is
-one JSON object with the buyer uid by DSP, for `user.buyeruid` in each DSP's bid request. A response slower than
-`--timeout` is an error, because a bid request has only some milliseconds.
+The first command reads the node's MongoDB. The second command uses the consumer's lookup API, which works with every store. The
+output is a JSON object with the buyer uid by DSP, for `user.buyeruid` in each DSP's bid request. A response slower than
+`--timeout` is an error, because a bidder can wait only some milliseconds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Mongodb:
     def __init__(self, uri, timeout):
         import pymongo
 
-        # Bounds each call completely, including server selection and connecting.
+        # The timeout includes server selection and connecting.
         self.client = pymongo.MongoClient(uri, timeoutMS=int(1000 * timeout))
         self.threads = ThreadPoolExecutor(8)
 

@@ -2,11 +2,10 @@
 
     COOKIESYNC_TOKEN=... python delete_users.py https://producer-1:8081 users.txt receipts --nodes 64
 
-Each line of the file is a user id. `receipts/USER.json` has the receipt, and is complete when `done` is true: all nodes have
-removed the cookies. Run the same command again after an interruption, or when the exit code is 1 because some deletions are
-not done: completed deletions are skipped, and open ones are continued. Use a new directory for each list, or a later request
-of the same user is skipped. URL is the address of one producer, because only the producer that issued a receipt can confirm
-it.
+Each line of the file is a user id. `receipts/USER.json` has the receipt. Its `done` is true once all nodes have removed the
+cookies. Run the same command again after an interruption, or if the exit code is 1 because some deletions are not done. It skips
+completed deletions and continues the others. Use a new directory for each list; otherwise a later deletion of the same user is
+skipped. URL is the address of one producer, because only the producer that issued a receipt can confirm it.
 """
 
 import json
@@ -18,7 +17,7 @@ from urllib.parse import quote
 
 from producer_api import Api, parser, run
 
-# Concurrent deletions. Each waits until a node has stored it.
+# Number of concurrent deletions. Each request waits until enough nodes have stored the deletion.
 THREADS = 8
 POLL_SECONDS = 0.5
 
@@ -55,13 +54,13 @@ def delete(api, archive, user):
 
 
 def process(api, archive, user, nodes, deadline):
-    """Deletes a user if that was not done by an earlier run, and waits for the nodes. Returns the newest state."""
+    """Deletes a user unless an earlier run did, and waits for the nodes. Returns the newest state."""
     record = archive.read(user) or delete(api, archive, user)
     has_repeated = False
     while not record["done"]:
         state = api.request("GET", f"/v1/receipts/{quote(record['receipt'], safe='')}")
         if state.get("action") and not has_repeated:
-            # Some nodes may have missed it, for example because the producer has restarted.
+            # Some nodes may have missed the deletion, for example because the producer has restarted.
             record, has_repeated = delete(api, archive, user), True
             continue
         # A producer knows only the nodes that have connected since its start.

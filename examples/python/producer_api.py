@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-# In progress, rate limit, and responses of a proxy or of a producer that shuts down.
+# Request in progress, rate limit exceeded, and responses of a proxy or of a producer that shuts down.
 RETRIED = {409, 429, 502, 503, 504}
 
 
@@ -62,7 +62,7 @@ def detail(error):
 
 
 def parser(description):
-    """Arguments that both programs have."""
+    """Parser of the arguments of both programs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", metavar="URL", type=url, help="address of --api of a producer")
     parser.add_argument("--ca", metavar="FILE", help="certificate authority of the producer")

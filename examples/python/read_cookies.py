@@ -3,9 +3,8 @@
     pip install grpcio grpcio-tools
     python read_cookies.py --name my-host producers.example:7676
 
-It connects to every address of a DNS name. `--name` is the subscriber's name: a reader that reconnects with it within a
-minute loses nothing, unless the producer restarted, and may receive its last cookies twice. Two readers must not use the
-same name.
+It connects to every address of a DNS name. `--name` is the subscriber's name. If a reader reconnects with it within a minute,
+it loses nothing, unless the producer restarted, but may receive its last cookies twice. Two readers must not use the same name.
 """
 
 import argparse
@@ -97,7 +96,7 @@ def main():
     lines = threading.Lock()
 
     def handle(address, cookie):
-        # Of two cookies of one user and DSP, the one accepted later is valid. It need not arrive later.
+        # Of two cookies of one user and DSP, the cookie accepted later is valid, even if it arrives first.
         accepted = time.time() - cookie.age_micros / 1e6
         line = {"user_id": cookie.user_id, "dsp_id": cookie.dsp_id, "buyer_uid": cookie.buyer_uid, "accepted": accepted}
         with lines:

@@ -3,9 +3,9 @@
     COOKIESYNC_TOKEN=... python send_matches.py https://producer:8081 matches.csv
 
 Each line of the CSV file has a user id, a DSP id, a buyer uid, and optionally the time of the match in milliseconds since the
-Unix epoch. Rejected lines are printed to stderr; the exit code is then 1. An upload that failed or was interrupted can be
-repeated: the Idempotency-Key of a request is the digest of its rows, so rows already accepted are not processed again for
-ten minutes. Later, rows with a time change nothing, but rows without one count as new matches.
+Unix epoch. Rejected lines are printed to stderr; the exit code is then 1. You can repeat a failed or interrupted upload: the
+Idempotency-Key of a request is the digest of its rows, so accepted rows are not processed again for ten minutes. After that
+time, repeated rows with a time change nothing, but repeated rows without a time count as new matches.
 """
 
 import csv
@@ -74,7 +74,7 @@ def main():
         print(f"{args.file}:{line}: {reason}", file=sys.stderr)
 
     with sys.stdin if args.file == "-" else open(args.file, newline="", encoding="utf-8") as lines:
-        # A rejected token is reported here, and not as a connection that closes during a large request.
+        # Detects a rejected token here; during a large request, the producer would close the connection.
         api.request("POST", "/v1/cookies", b"", {"Content-Type": "application/x-ndjson"})
         for part in parts(rows(lines, reject), args.rows):
             count, errors = send(api, part)

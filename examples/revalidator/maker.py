@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Creates a job for revalidators through NATS. It needs only Python 3; other languages can do the same.
+"""Creates a job for revalidators through NATS. Needs only Python 3.
 
     maker.py 127.0.0.1:4222 APP < assets.ndjson
     maker.py 127.0.0.1:4222 --cancel JOB
@@ -27,7 +27,7 @@ class Nats:
         self.file = socket.create_connection((host, int(port)), timeout=30).makefile("rwb")
         self.file.readline()  # INFO
         options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
-        # Of this process only: each subscriber of a subject receives its messages.
+        # Unique to this process, because every subscriber of a subject receives its messages.
         self.inbox = f"_INBOX.{secrets.token_hex(8)}"
         self.write(f"CONNECT {json.dumps(options)}\r\nSUB {self.inbox} 1\r\n".encode())
 
@@ -53,7 +53,7 @@ class Nats:
                 sys.exit(" ".join(words))
 
     def publish(self, subject, value, **headers):
-        """Writes a message into a stream; returns its sequence, or None if the expected sequence is another one."""
+        """Writes a message into a stream; returns its sequence number, or None if the expected sequence number is outdated."""
         response = self.request(subject, json.dumps(value).encode(), **headers)
         if "error" in response:
             if response["error"].get("err_code") == 10071:
@@ -62,7 +62,7 @@ class Nats:
         return response["seq"]
 
     def message(self, stream, **query):
-        """Reads a message of a stream: its sequence and its JSON; None if there is none."""
+        """Reads a message of a stream; returns its sequence number and its JSON, or None if there is no such message."""
         response = self.request(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(query).encode())
         if "error" in response:
             return None
@@ -71,7 +71,7 @@ class Nats:
 
 
 def change(nats, job, **fields):
-    """Changes an open job by compare-and-set. Without fields, only checks that it is open."""
+    """Changes an open job with compare-and-set. Without fields, only checks that the job is open."""
     while True:
         revision, status = nats.message("KV_revalidator_jobs", last_by_subj=JOBS + job) or sys.exit(f"unknown job {job}")
         state = status["serverState"], status["revalidatorState"]
@@ -122,7 +122,7 @@ def make(nats, app):
                 failed.append(one["asset"])
             else:
                 print(json.dumps(one))
-        # The failed assets are retried once, after all others.
+        # The failed assets are retried once, after all other assets.
         if len(seen) == len(batches):
             retries = [failed[start : start + BATCH] for start in range(0, len(failed), BATCH)]
             for number, batch in enumerate(retries):
