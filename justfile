@@ -1,4 +1,4 @@
-# Commands of README.md and CONTRIBUTING.md; `just --list` lists them.
+# Short names of commands in README.md and CONTRIBUTING.md. `just --list` lists them.
 
 # Run a producer and a consumer, and show one sync
 demo *flags:
