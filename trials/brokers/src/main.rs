@@ -39,8 +39,8 @@ const RUNNING_SUBSCRIBERS: usize = 2;
 
 /// Compare the producer with NATS, Redis pub/sub and Redis Streams.
 ///
-/// Starts `nats-server` and `redis-server` from the PATH without persistence; skips a system that is not installed. The exit
-/// code is 1 if the producer lost a cookie without counting it, or if a run failed.
+/// Starts `nats-server` and `redis-server` from the PATH without persistence. The exit code is 1 if the producer lost a cookie
+/// without counting it, or if a run failed.
 #[derive(Debug, Parser)]
 #[command(name = "brokers", args_conflicts_with_subcommands = true)]
 struct Cli {

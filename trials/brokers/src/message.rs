@@ -91,7 +91,7 @@ impl Messages {
     }
 }
 
-/// A random cookie with ids as long as those of `bench load`.
+/// A random cookie whose ids have the same length as in `bench load`.
 fn cookie(random: &mut Rng) -> Vec<u8> {
     let user_id: String = (0..20).map(|_| random.digit(16)).collect();
     let uid_bytes = random.usize(16..=36);

@@ -1,4 +1,4 @@
-//! Accepted cookies that a node may be missing: only those that its consumer reported as lost. Pure.
+//! Determines the accepted cookies that a node may be missing: only cookies that its consumer reported as lost. Pure.
 //!
 //! A killed producer loses the cookies that a node had not received, because it keeps them only in memory. The consumer of the
 //! node reports their maximum number and the last received sequence number. Only this report determines the allowed losses: up

@@ -7,10 +7,10 @@ use clap::Args;
 
 /// Measure how fast the consumer's code writes cookies into a store.
 ///
-/// With MongoDB, the run also writes the same documents to other databases with plain commands, for comparison: unordered
-/// inserts of new pairs (the ceiling) and, with --repeat, upserts that replace only older cookies. It drops MongoDB databases
-/// whose names start with `trials-store-` at the start and at the end. Ctrl-C ends the run after the current slice, with its
-/// summary. The exit code is 1 if the store has wrong contents at the end.
+/// With MongoDB, plain commands write the same documents to other databases, for comparison: unordered inserts of new pairs
+/// (the ceiling) and, with --repeat, upserts that replace only older cookies. The run drops MongoDB databases whose names
+/// start with `trials-store-` at the start and at the end. Ctrl-C ends the run after the current slice, with its summary.
+/// The exit code is 1 if the store has wrong contents at the end.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
     /// Store to write to: mongodb://…, embedded:DIR for a new directory, or none.

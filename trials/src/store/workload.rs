@@ -18,7 +18,7 @@ use proto::{
 
 use super::args::StoreArgs;
 
-/// Separates the draws of this module from those of the traffic with the same seed.
+/// Separates the draws of this module from the draws of the traffic with the same seed.
 const DRAWS: u64 = 0x2545_f491_4f6c_dd1d;
 
 /// Minimum time between two chunks: the resolution of all stores.

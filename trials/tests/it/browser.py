@@ -2,9 +2,9 @@
 
 usage: browser.py CHROMIUM CERTIFICATE KEY EDGE PARTITIONED PRODUCER CONSUMER PARTNERS
 
-EDGE and PARTITIONED are the origins of two producers, which mint cookies and partitioned cookies; PRODUCER is the admin address
-of the first, and CONSUMER that of a node of both. PARTNERS is the port where this script serves the pages of a publisher and the
-syncs of the partners; the contracts of EDGE redirect DSPs 1 to 3 to them. Needs only the standard library.
+EDGE is the origin of a producer that mints cookies, and PARTITIONED of a producer that mints partitioned cookies. PRODUCER is the
+admin address of EDGE, and CONSUMER of a node that reads from both. On the port PARTNERS, this script serves the pages of a
+publisher and the syncs of the partners; the contracts of EDGE redirect DSPs 1 to 3 there. Needs only the standard library.
 """
 
 import http.server

@@ -1,8 +1,8 @@
-"""Reads both streams of a producer with code generated from the .proto, and checks what it reads.
+"""Reads both streams of a producer with code generated from the .proto, and checks their messages.
 
 usage: client.py ADDRESS EXPECTED.json GENERATED_DIR
 
-EXPECTED.json: a list of [user id, DSP id, buyer uid], which the log contains from sequence 1 on. Prints the line `ready`
+EXPECTED.json: a list of [user id, DSP id, buyer uid], the contents of the log from sequence number 1. Prints the line `ready`
 once GetCookies is open. The cookies must be sent after that.
 """
 

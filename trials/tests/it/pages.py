@@ -3,9 +3,9 @@
 usage: pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID DIR
 
 Writes screenshots of both pages to DIR, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
-with 1 if a page writes to the console, sends a request to another port, is wider than the screen, shifts its layout when it
-updates, inserts a name as HTML, fails to look up a user, or shows another durable position than the consumer's. Needs only
-the standard library.
+with 1 if a check fails. A page must not write to the console, send a request to another port, be wider than the screen, shift
+its layout when it updates, or insert a name as HTML. It must look up a user, and show the durable position of the consumer.
+Needs only the standard library.
 """
 
 import base64

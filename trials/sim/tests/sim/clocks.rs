@@ -7,7 +7,7 @@ thread_local! {
     static CLOCKS: RefCell<BTreeMap<String, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Sets how far the clock of a host is ahead.
+/// Sets the time by which the clock of a host is ahead.
 pub(crate) fn set(host: &str, ahead: Duration) {
     let micros = u64::try_from(ahead.as_micros()).expect("seconds");
     CLOCKS.with_borrow_mut(|clocks| clocks.insert(host.to_owned(), micros));

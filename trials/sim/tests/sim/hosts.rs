@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// Difference by which its clock is ahead of the simulated time.
+    /// Time by which its clock is ahead of the simulated time.
     pub(crate) clock_ahead: Duration,
     pub(crate) incarnations: Mutex<Vec<Incarnation>>,
     pub(crate) stall: Arc<Stall>,
@@ -43,7 +43,7 @@ pub(crate) struct Incarnation {
     pub(crate) state: IncarnationState,
     /// Starts the drain of this incarnation.
     pub(crate) stop: CancellationToken,
-    /// Metrics of a consumer. Those of a producer would keep its files open.
+    /// Metrics of a consumer. The metrics of a producer would keep its files open.
     pub(crate) registry: Registry,
     /// The log of a running producer.
     pub(crate) log: Option<Log>,

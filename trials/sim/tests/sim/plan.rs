@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) api_pause_millis: u64,
     /// Whether deletions may fill the table of a consumer, which then has the minimum size.
     pub(crate) floods: bool,
-    /// Differences by which the clocks of producers, then of consumers, are ahead of the simulated time.
+    /// Times by which the clocks of producers, then of consumers, are ahead of the simulated time.
     pub(crate) clocks_ahead: Vec<Duration>,
     /// Sorted by time.
     pub(crate) faults: Vec<Fault>,

@@ -379,7 +379,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     maintenance.stop().await
 }
 
-/// The windows and TTLs of a second consumer on the same server do not override those of the owner.
+/// The windows and TTLs of a second consumer on the same server do not override the owner's.
 #[tokio::test]
 async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Result<()> {
     let (mongod, server) = Server::start().await?;

@@ -162,8 +162,8 @@ impl<'a> DeletionIndex<'a> {
         deletions.any(|(_, until)| until.latest >= window.earliest)
     }
 
-    /// Whether a node certainly stores `sync` again, although it repeats the buyer uid of earlier syncs. This requires an earlier
-    /// deletion in the same log that covers all of them and is durable on the node, and no other deletion that may cover `sync`.
+    /// Whether a node certainly stores `sync` again, although it repeats the buyer uid of earlier syncs. One deletion must certainly cover
+    /// all of these and be durable on the node. Every deletion that may cover one of them must be earlier than `sync` in the same log.
     pub(super) fn is_stored_again(
         &self,
         disk: &Disk,

@@ -179,8 +179,8 @@ impl Checker<'_> {
         incarnation < self.producer.incarnation()
     }
 
-    /// Whether the consumer must have known the incarnation: its store had a cursor of it or of an earlier one, or the consumer was never
-    /// restarted and received a cookie of it.
+    /// Whether the consumer must have known the incarnation. Its store had a cursor of this or an earlier incarnation, or the consumer was
+    /// never restarted and received a cookie of this incarnation.
     fn is_known(&self, sync: &SyncRequest) -> bool {
         let first = self.disk.first_epochs.get(self.producer.name.as_str());
         let had_cursor =

@@ -178,7 +178,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "producer_contracts_version",
         "Metrics of contracts have values only with `--contracts`.",
     ),
-    ("producer_subscriber_lag_seconds", "0 if there is none."),
+    (
+        "producer_subscriber_lag_seconds",
+        "0 without such a cookie.",
+    ),
     (
         "producer_subscriber_resumes_total",
         "`fresh`: unknown subscriber. `resumed`: from its position, or slightly before. `resumed_with_gap`: some cookies after \
@@ -190,7 +193,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_exceeded_cookies_total",
-        "The rule is the one with the longest wait.",
+        "`rule` is the rule with the longest wait.",
     ),
     (
         "producer_limits_delay_seconds",
@@ -211,7 +214,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_grpc_calls_refused_total",
         "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: too \
-         much memory in use by calls. `deadline_shortened`: not complete within a time that was shortened because memory was scarce.",
+         much memory in use by calls. `deadline_shortened`: not complete before a deadline that was shortened because memory was scarce.",
     ),
     (
         "consumer_failed_total",
