@@ -177,7 +177,7 @@ mod tests {
             let args = Program::try_parse_from(flags).unwrap().args;
             args.check_memory(16 << 30)
         };
-        // Half of the memory holds 2^29 requests.
+        // 2^29 requests fit into half of the memory.
         assert!(check("-l 100000 --for 1h").is_ok());
         let rejected = check("-l 100000 --for 2h").unwrap_err().to_string();
         assert!(

@@ -84,7 +84,7 @@ impl Documents {
     pub(crate) async fn accepted_millis(&self, dsp: u32, user_id: &str) -> Result<u64> {
         let found = self.cookies(dsp).find_one(doc! { "_id": user_id }).await?;
         let time = found
-            .context("no such user")?
+            .context("unknown user")?
             .get_datetime("t")?
             .timestamp_millis();
         Ok(u64::try_from(time)?)

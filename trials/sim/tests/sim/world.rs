@@ -430,7 +430,6 @@ impl World {
         check::metrics(self)
     }
 
-    /// Scrapes all admin ports.
     fn scrape(&self, sim: &mut Sim<'_>, round: u32) -> anyhow::Result<()> {
         let pages = Arc::clone(&self.metrics);
         pages.lock().expect(UNPOISONED).clear();

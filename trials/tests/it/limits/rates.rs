@@ -85,14 +85,14 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
     Ok(())
 }
 
-/// Offers twice the rate and returns the mean rate of the releases. No window may have more releases than rate and burst allow, except for
-/// the age of a chunk. Cookies above `max_wait` are counted, and dead letters are requeued after the load.
+/// Offers twice the rate and returns the mean rate of the releases. No window, extended by the age of a chunk, may have more releases than
+/// rate and burst allow. Cookies that exceed `max_wait` are counted, and dead letters are requeued after the load.
 ///
 /// A busy machine lowers the mean, because a late producer does not catch up. `shaping/tests/overload.rs` of the producer checks the mean
 /// in virtual time.
 async fn check_rate(time: Duration) -> Result<f64> {
     let _machine = reserve_machine().await;
-    // The default times for a load of three minutes.
+    // Equal to the defaults for a load of three minutes.
     let [max_wait, max_age] = [time / 6, time / 3].map(|time| time.as_millis());
     let limits = format!(
         "unknown = \"unlimited\"\n[limits.dsp-1]\nkeys = [1]\nmode = \"shape\"\n\

@@ -43,7 +43,7 @@ const OFFERED: u64 = 400;
 /// Percentage of the load that each producer receives.
 const SKEWED: [u64; 4] = [70, 20, 7, 3];
 
-/// The whole limit, in millionths.
+/// Share of the total limit, in millionths.
 const FULL_SHARE: u64 = 1_000_000;
 
 /// Maximum delay for which a late sender catches up.
@@ -277,8 +277,8 @@ impl Cluster {
             "a window has {excess:.1} cookies above {RATE}/s, with a burst of {BURST}"
         );
         println!(
-            "{} of {offered} passed; worst window: {excess:.1} above {RATE}/s, with a burst of {BURST}; the shares never \
-             exceeded the whole in {samples} samples",
+            "{} of {offered} passed; worst window: {excess:.1} above {RATE}/s, with a burst of {BURST}; the sum of \
+             the shares never exceeded the limit in {samples} samples",
             passed.len()
         );
         Ok(RunResult {
