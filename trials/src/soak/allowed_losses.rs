@@ -202,8 +202,8 @@ mod tests {
             }
         }
 
-        /// Checks which losses are allowed individually, and how many sentences report that they exceed the reports
-        /// together.
+        /// Checks which losses are allowed individually, and the number of sentences about losses that together exceed
+        /// the reports.
         #[track_caller]
         fn check(&self, losses: &[String], millis: &[u64], expected: &[bool], sentences: usize) {
             let allowed = self.allowed(losses);
