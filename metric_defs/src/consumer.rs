@@ -76,7 +76,7 @@ pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
-    "1 for each of the first 64 DSPs for which the store is failing; the rest are counted together as `other`.",
+    "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more, otherwise 0.",
 )
 .by(&["dsp"]);
 
@@ -271,4 +271,4 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
 );
 
 const LAST_RUN: &str =
-    "Unix time in seconds of the last run without an error; 0 if there was none.";
+    "Unix time in seconds of the last run without errors in the window; 0 if there was none.";

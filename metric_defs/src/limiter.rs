@@ -40,7 +40,7 @@ pub const QUOTA_USED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters in use under a limit. Each key has one counter per rule.",
+    "Counters in use under a limit, one for each key and rule.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =

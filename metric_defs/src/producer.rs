@@ -66,7 +66,7 @@ pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks closed, by reason: size (full), age, or drain.",
+    "Chunks closed, by reason: size (full), age or drain.",
 )
 .by(&["reason"]);
 
@@ -202,7 +202,7 @@ pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
 
 pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
     "producer_epoch_history_recorded",
-    "1 while the epoch history is recorded, so that losses from a crash have a known maximum.",
+    "1 while the epoch history is recorded. Losses from a crash then have a known maximum.",
 );
 
 // DSP limits.
@@ -237,7 +237,7 @@ pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_QUEUED: MetricDef = MetricDef::gauge(
     "producer_limits_queued_cookies",
-    "Cookies queued for release, including deferred ones.",
+    "Cookies queued for release, including those to be rescheduled because their wait exceeds max_wait.",
 )
 .by(LIMIT);
 pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(

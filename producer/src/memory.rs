@@ -71,7 +71,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
         ),
         component(
             "cookies queued by DSP limits",
-            "`queue_bytes` in `--contracts`, per shaped DSP",
+            "`queue_bytes` in `--contracts`, per DSP in mode `shape`",
             1,
             config.dsps.queue_bytes_max(),
         ),

@@ -26,7 +26,7 @@ pub(super) struct ApiArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 
-    /// Serve an opt-out page at /optout on the sync port, where users delete their cookies on all nodes and stop further syncs
+    /// Serve a page at /optout on the sync port, where users can delete their cookies on all nodes and opt out of further syncs
     #[arg(long, value_name = BOOLEAN)]
     opt_out: bool,
 

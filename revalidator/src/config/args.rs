@@ -62,7 +62,7 @@ pub struct WorkArgs {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Run no maker: other processes transmit the assets of jobs and count the results
+    /// Run no maker: other processes then transmit the assets of jobs and count their results
     ///
     /// If a maker cannot read the assets file of a job, another maker transmits the job.
     #[arg(long, value_name = BOOLEAN)]

@@ -40,7 +40,7 @@ This page is for operators: it lists the Prometheus metrics at `/metrics` of the
 [generated](../CONTRIBUTING.md#code-layout).
 
 Metrics that end in `_total` are counters and start at 0 with the process, histograms are marked, and all others are gauges.
-Equations in a description balance in every scrape. `…_cookies_max` and `…_bytes_max` cover the last two intervals between
+Equations in a description hold in every scrape. `…_cookies_max` and `…_bytes_max` cover the last two intervals between
 scrapes, so that two alternating scrapers both see every peak.
 ";
 

@@ -134,7 +134,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters: a key of a limit with three rules has three. At the maximum, new counters replace unused ones
+    /// Maximum number of counters, one for each key and rule of a limit. At the maximum, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 

@@ -136,7 +136,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "",
         "rule",
-        "`id` in the limits file, and for a global limit its name, such as `total/intake`",
+        "`id` in the limits file; for a global limit, its name and the `id`, such as `total/intake`",
     ),
     label("producer_api_requests_total", "code", ""),
     label("producer_subscriber_durable_sequence", "call", ""),
