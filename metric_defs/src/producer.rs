@@ -217,7 +217,7 @@ pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log: at their release time (scheduled), or early when the producer stops or the limit no longer queues.",
+    "Cookies released into the log: at their release time (scheduled), or earlier (early) because of a shutdown or a changed limit.",
 )
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
@@ -227,7 +227,7 @@ pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped: bound (queue full), police (over the limit), deleted, or drain (neither spooled nor released at shutdown).",
+    "Cookies dropped, by reason: bound (queue full), police (over the limit), deleted, or drain (neither spooled nor released at shutdown).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
@@ -267,7 +267,7 @@ pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
-    "Cookies that became dead letters: older than max_age at their release time (age), or with an expected wait beyond max_age (wait).",
+    "Cookies that became dead letters: older than max_age at their release time (age), or expected to wait beyond max_age (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
