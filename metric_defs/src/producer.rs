@@ -227,7 +227,7 @@ pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped, by reason: bound (queue full), police (over the limit), deleted, or drain (neither spooled nor released at shutdown).",
+    "Cookies dropped, by reason: bound (queue full), police (over the limit), deleted, or drain (not spooled or released at shutdown).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(

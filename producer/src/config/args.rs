@@ -140,7 +140,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Close a chunk at this age, or at three times this age if it contains less than 2 KiB. Higher values use less CPU; lower values reduce latency
+    /// Close a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
