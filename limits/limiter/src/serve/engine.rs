@@ -73,7 +73,7 @@ pub struct Target<'a> {
     pub counter: &'a str,
 }
 
-/// What delays a call. Prints as `limit/rule`, or `feedback` for partner feedback.
+/// Cause of a delay. Prints as `limit/rule`, or `feedback` for partner feedback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Binding {
     /// A rule of a limit.
@@ -103,7 +103,7 @@ pub struct Slot {
     pub at: u64,
     /// Time of the decision, by the limiter's clock.
     pub now: u64,
-    /// What delays the call, if anything does.
+    /// Cause of the delay, if any.
     pub binding: Option<Binding>,
 }
 

@@ -45,7 +45,7 @@ runtime::problem_kinds! {
     TOO_MANY_RULES UNPROCESSABLE_ENTITY "too-many-rules"
         "The limits of the call have more than 16 rules in total"
         "Name fewer limits in one call."
-    RULE_OF_CALL UNPROCESSABLE_ENTITY "rule-of-call"
+    INVALID_RULE UNPROCESSABLE_ENTITY "invalid-rule"
         "Invalid rule for this counter"
         "A limit with from_call takes interval and requests from each call. A counter keeps the rule of its first call while it is in use. \
          The detail names the error."
@@ -63,7 +63,7 @@ runtime::problem_kinds! {
         "Use 127.0.0.1, ::1 or localhost as the host."
     COUNTER_LIMIT SERVICE_UNAVAILABLE "counter-limit-reached"
         "All counters are in use"
-        "Retry later: unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
+        "Retry after the time in Retry-After: unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
     NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
         "The limiter cannot write its state"
         "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log has the cause."
@@ -89,10 +89,10 @@ pub(super) fn rejected(error: CallError, now: u64) -> Problem {
         CallError::UnknownLimit(name) => {
             Problem::new(UNKNOWN_LIMIT, format!("unknown limit {name:?}"))
         }
-        CallError::InvalidRule(why) => Problem::new(RULE_OF_CALL, why),
+        CallError::InvalidRule(why) => Problem::new(INVALID_RULE, why),
         CallError::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
         CallError::TooEarly => Problem::new(TOO_EARLY, ""),
-        CallError::CounterLimit => Problem::new(COUNTER_LIMIT, ""),
+        CallError::CounterLimit => transient(COUNTER_LIMIT, now),
         CallError::OverBurst { binding, max_burst } => {
             let rule = binding.map_or_else(|| "a rule".to_owned(), |it| it.to_string());
             let detail = format!("{rule} allows at most {max_burst} requests in one burst");

@@ -19,7 +19,7 @@ pub(super) struct SlotBody {
     now: String,
     /// Seconds from `now` to `at`; 0 if the call may proceed. Independent of the client's clock.
     wait: f64,
-    /// What delays the call: `limit/rule`, `feedback` for partner feedback, or null.
+    /// Cause of the delay: `limit/rule`, `feedback` for partner feedback, or null.
     binding: Option<String>,
 }
 

@@ -34,7 +34,7 @@ pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Rest
     let saved = Engine::saved_sources(&records);
     let saved = saved.context(UNUSABLE).with_context(flag)?;
     let limits = initial_limits(file, saved, has_collection);
-    let limits = limits.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
+    let limits = limits.map_err(|errors| anyhow!("invalid limits: {}", errors.0.join("; ")))?;
 
     let clock = Arc::new(Clock::start());
     let sharing = limits.rules.sharing.as_ref();

@@ -55,5 +55,5 @@ for _ in range(2):
 slot = delay.sync("called", "k", client=client, interval=3600, requests=2)
 assert isinstance(slot, Slot) and slot.wait > 3000, slot
 other = delay.sync("called", "k", client=client, interval=3600, requests=3)
-assert isinstance(other, Problem) and other.type_.value.endswith("rule-of-call"), other
+assert isinstance(other, Problem) and other.type_.value.endswith("invalid-rule"), other
 

@@ -55,7 +55,7 @@ async fn counter_keeps_the_rule_of_its_calls_across_a_kill() -> Result<()> {
     // A counter keeps its first rule.
     let other = format!("/v1/limits/partner/one/delay?{minute}");
     let problem = get(&mut client, &other, 422).await?;
-    assert_eq!(problem["type"], "/v1/problems/rule-of-call");
+    assert_eq!(problem["type"], "/v1/problems/invalid-rule");
     assert_eq!(
         problem["detail"],
         "counter partner/one is in use under rule 3/86400s; a different rule is accepted once that usage has expired"

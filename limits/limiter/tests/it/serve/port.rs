@@ -290,6 +290,7 @@ async fn resources_of_untrusted_clients_are_bounded() -> Result<()> {
         200,
     );
     let full = client.post("/v1/limits/b/m/reserve", &[], "{}").await?;
+    ensure!(header(&full, "retry-after").is_some(), "{}", full.body);
     assert_eq!(
         body(&full, 503)["type"],
         "/v1/problems/counter-limit-reached"
