@@ -61,7 +61,7 @@ pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
-    "Cookies received but not stored before the drain deadline. Producers redeliver those that they retain.",
+    "Cookies received but not stored by the end of a drain. Producers redeliver those that they retain.",
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",

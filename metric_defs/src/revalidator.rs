@@ -25,7 +25,7 @@ pub const CONCURRENCY: MetricDef = MetricDef::gauge(
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
     "revalidator_removed_total",
-    "Objects removed because the origin no longer has them, or by a job that removes all objects.",
+    "Objects removed because they are gone from the origin, unused, or failed twice (on_failure = \"drop\"), or because their job removes all objects.",
 )
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
