@@ -12,7 +12,7 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =
-    MetricDef::counter("limiter_delays_total", "Queries for the wait of a call.").by(LIMIT);
+    MetricDef::counter("limiter_delays_total", "Queries for the delay of a call.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
     "Calls reported through increment: counted, without effect (too_old), or rejected because they are in the future (too_early).",
