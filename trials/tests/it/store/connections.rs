@@ -49,7 +49,7 @@ async fn lacks_feature(store: &str, secrets: &[&str]) -> Result<bool> {
         return Ok(false);
     }
     ensure!(
-        output.text.contains("this build does not support"),
+        output.text.contains("this build supports neither"),
         "{}",
         output.text
     );
