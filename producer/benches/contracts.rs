@@ -1,5 +1,5 @@
-//! Cost of a DSP's contract for one valid request: lookup, buyer uid check, privacy decision, and rendering
-//! of a redirect. `parts.rs` measures the parsing of the request.
+//! Benchmark of the work that a DSP's contract adds to one valid request: its lookup, the buyer uid check, the privacy
+//! decision, and the rendering of a redirect. `parts.rs` measures the parsing of the request.
 
 use std::num::NonZeroU16;
 

@@ -1,7 +1,7 @@
-//! Cost of each step on the path of a cookie through the producer, without sockets and waits.
+//! Benchmark of each step on the path of a cookie through the producer, without sockets and waits.
 //!
-//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, in
-//! [`counted`]. Each function processes [`ITEMS`] items per call.
+//! The measured functions are in [`counted`]: `cargo bench --bench parts` measures their time, and `.ci/instructions`
+//! counts their instructions. Each function processes [`ITEMS`] items per call.
 
 use std::{
     io::Write as _,

@@ -1,8 +1,8 @@
-//! The API: bulk input of matches, deletions and their receipts, over HTTP and JSON.
+//! The HTTP API: accepts bulk matches and deletions, and reports which nodes have carried out a deletion.
 //!
-//! Its clients are servers: partners that send matches without a browser, and services that process deletion requests
-//! of users. The API has its own port. Without a token file, the port is on loopback and rejects requests from pages of
-//! other sites.
+//! Its clients are servers: those of partners, which send matches without a browser, and those of services that process
+//! users' deletion requests. The API has its own port. Without a token file, this port must be on loopback, and it
+//! rejects requests that a browser sends for pages of other sites.
 //!
 //! # Bounds
 //!
@@ -73,7 +73,7 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
-/// Value of [`Parts::lag_max`].
+/// The value of [`Parts::lag_max`] outside tests.
 pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum memory of all concurrent requests, and of the responses stored for repeated requests.
@@ -95,7 +95,7 @@ pub struct Parts {
     pub log: Log,
     /// The DSP rate limits; `None` without limits.
     pub shaping: Option<Shaping>,
-    /// Known DSPs.
+    /// The known DSPs, with their contracts.
     pub dsps: Dsps,
     /// The subscribers, which include all nodes.
     pub subscribers: Subscribers,

@@ -1,8 +1,8 @@
-//! The edge: HTTP/1.1 in, cookies into the log.
+//! The edge: receives sync requests over HTTP/1.1, and appends their cookies to the log.
 //!
-//! A connection waits only for its client: appending is a short critical section. A response is written after its cookie
-//! is in the log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether
-//! a match is recorded. [`response`] encodes the response. These modules are pure; `connection` does the I/O.
+//! A connection waits only for its client: appending is a short critical section. A response is written after its cookie is in the
+//! log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether a match
+//! is recorded. [`response`] encodes the response. These modules do no I/O; `connection` does.
 
 pub mod answer;
 mod connection;

@@ -20,16 +20,15 @@
 //!
 //! # The epoch
 //!
-//! It is unique among the runs of a producer. Consumers compare epochs only for equality: if an epoch repeated, a consumer
-//! would resume in the middle of a run that it never read. The lowest bits are random. A clock that is set back, or starts
-//! at the same time with every boot, thus does not repeat an epoch. The other bits are the start time, for operators.
+//! The epoch is unique among the runs of a producer. Consumers compare epochs only for equality: if an epoch repeated, a consumer
+//! would resume in the middle of a run that it never read. The lowest bits are random. A clock that is set back, or starts at the
+//! same time with every boot, thus does not repeat an epoch. The other bits are the start time, for operators.
 //!
 //! # Constraints
 //!
 //! - The record must be in memory, because appends beyond the bound wait for its write. A directory on disk is rejected.
-//! - A wrong bound is worse than none. A corrupt record is discarded. A failed write removes the record. A process
-//!   that cannot lock the record, because another process with the same id runs, removes it. Neither of them, nor a later
-//!   process, then uses it.
+//! - A wrong bound is worse than none. A corrupt record is discarded. A process removes the record if a write fails, or
+//!   if it cannot lock the record because another process with the same id is running. No process then uses this record.
 //! - All runs with one id must use the same machine and directory: the record does not cover runs elsewhere.
 //! - An epoch is larger than all recorded epochs, even if the clock was set back.
 //! - Without a usable record, the producer logs a warning and runs without one.

@@ -23,9 +23,9 @@
 //!   the chunk already had 2 KiB, otherwise three times as much. A cookie is accepted when an append reads the clock under
 //!   the lock, or when [`Log::unix_micros`] is called for it. A late sealing task cannot exceed the maximum, because each
 //!   append compares the clock with the time of the open chunk. Consumers rely on it to compare times of producers.
-//! - Two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions, and are woken
-//!   under neither. All appenders share *open*, which orders all cookies, and take it once per [`AppendBatch`]. Taking it
-//!   per cookie cost 8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
+//! - There are two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions, and are
+//!   woken while neither is held. All appenders share *open*, which orders all cookies, and take it once per [`AppendBatch`].
+//!   Taking it per cookie cost 8% of all CPU time at 800,000 cookies per second, mostly waiting for a preempted holder.
 //! - After [`Log::close`], appends fail; readers get the remaining chunks and then [`Delivery::End`].
 //!
 //! # Memory

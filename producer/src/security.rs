@@ -61,16 +61,16 @@ pub struct Security {
     token: Option<Arc<Reloader<token::File>>>,
 }
 
-/// Checks of every connection and call.
+/// The checks that every connection and call must pass.
 #[derive(Debug, Clone, Default)]
 pub struct AccessControl {
-    /// `None`: connections are unencrypted.
+    /// TLS of the gRPC port; `None` if its connections are unencrypted.
     pub tls: Option<Arc<Handshakes>>,
-    /// `None`: connections of the HTTP port are unencrypted.
+    /// TLS of the HTTP port; `None` if its connections are unencrypted.
     pub http_tls: Option<Arc<Handshakes>>,
-    /// `None`: connections of the API port are unencrypted.
+    /// TLS of the API port; `None` if its connections are unencrypted.
     pub api_tls: Option<Arc<Handshakes>>,
-    /// `None`: calls need no token.
+    /// The token check of gRPC calls; `None` if they need no token.
     pub tokens: Option<Arc<TokenCheck>>,
 }
 

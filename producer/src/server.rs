@@ -1,4 +1,4 @@
-//! The gRPC server: HTTP/2 connections from the shared accept loop, with the streams, health checks and reflection.
+//! The gRPC server: serves the streams, health checks and reflection on HTTP/2 connections from the shared accept loop.
 
 mod call;
 mod call_budget;

@@ -9,7 +9,7 @@
 //! (`queue.rs`). It is *released* at its slot (reserved time) with its age, from which stores get its acceptance time. A
 //! newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred and
 //! rescheduled. A cookie older than `max_age` becomes a dead letter, which is requeued at a share of the rate. After
-//! several times it is *parked*: kept, but no longer requeued. `docs/dsp-limits.md` describes the details.
+//! several requeues it is *parked*: kept, but no longer requeued. `docs/dsp-limits.md` describes the details.
 //!
 //! # Guarantees
 //!
@@ -18,7 +18,7 @@
 //! - A cookie is appended to the log before any later cookie of the same user and DSP, or never.
 //! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
 //! - A killed process loses its queued cookies and no others. A process that stops saves them in the spool
-//!   (`--limits-spool`), or else releases them early.
+//!   (`--limits-spool`). If it has no spool or cannot write it, it releases them before their limits allow it.
 //!
 //! # Cost
 //!

@@ -85,7 +85,7 @@ pub struct Config {
 }
 
 impl Streams {
-    /// Streams of these parts.
+    /// Creates the streams of a producer with these parts.
     pub fn new(config: Config) -> Self {
         Self {
             inner: Arc::new(Inner {

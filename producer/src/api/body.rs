@@ -1,6 +1,7 @@
-//! Bulk bodies: NDJSON, plain or gzip, read line by line within bounds.
+//! Bodies of bulk requests: NDJSON, plain or gzip, read line by line within bounds on size and time.
 //!
-//! Whatever its body, a request uses up to [`REQUEST_BYTES`]: one frame, the lines of one slice of it, and the decoder.
+//! Whatever its body contains, a request uses at most [`REQUEST_BYTES`] of memory: for one frame of the body, for the
+//! lines of one slice of this frame, and for the decoder.
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
@@ -49,7 +50,7 @@ pub(crate) const REQUEST_BYTES: usize = 4 * 1032 * GZIP_SLICE_BYTES + (192 << 10
 /// Reads the rows of a body.
 pub(super) struct Rows<'a> {
     body: &'a mut Body,
-    /// When the body must have been received.
+    /// The time by which the body must have been received.
     pub(super) deadline: Instant,
     gzip: Option<MultiGzDecoder<Vec<u8>>>,
     /// Received bytes that are not decoded yet.

@@ -1,4 +1,4 @@
-//! Bulk requests: their admission, their rows, and their response.
+//! Handles bulk requests: admits a request, passes its rows on, counts the results, and responds.
 
 use std::sync::Arc;
 
@@ -240,7 +240,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError
     serde_json::from_slice(row).map_err(|_| MALFORMED)
 }
 
-/// The time of a row in microseconds since the Unix epoch: the client's, or now if that is in the future.
+/// The time of a row in microseconds since the Unix epoch: the client's time, or now if the client's time is in the future.
 ///
 /// # Errors
 /// [`TOO_OLD`] if it is older than the retention of deletions.

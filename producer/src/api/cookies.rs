@@ -1,9 +1,9 @@
 //! `POST /v1/cookies`: bulk input of matches.
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Like a
-//! browser's match, a row is subject to the contract and the limits of its DSP, and is appended to the log. One lock covers
-//! some kilobytes of rows. Stores order a row with `t` by that time. A row that is older than the retention of deletions is
-//! rejected, because it could restore a deleted cookie.
+//! browser's match, a row is subject to the contract and the limits of its DSP, and is appended to the log. Some kilobytes
+//! of rows are appended under one lock. If a row has `t`, stores use this time to decide which match is newest. A row that
+//! is older than the time for which nodes keep deletions is rejected, because it could restore a deleted cookie.
 
 use std::{borrow::Cow, time::Instant};
 

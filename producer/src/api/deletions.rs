@@ -1,7 +1,7 @@
-//! Deletions: of a user, of a user at one DSP, of a DSP, and in bulk.
+//! Deletions of a user's cookies at all DSPs or at one DSP, of all cookies of a DSP, and in bulk.
 //!
-//! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two
-//! seconds with `"at_risk": true`. If this producer crashes before a node has stored the deletion, it is lost, like a match.
+//! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two seconds
+//! with `"at_risk": true`. Like a match, a deletion is lost if this producer crashes before a node has stored it.
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 

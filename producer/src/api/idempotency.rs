@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: a bulk request that is repeated with the same key and path within ten minutes gets the first response.
+//! `Idempotency-Key`: a bulk request that is repeated with the same key and path within ten minutes gets the response to the first one.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ const REQUEST_BYTES: usize = 256;
 /// Maximum bytes of a key.
 const KEY_BYTES_MAX: usize = 128;
 
-/// The requests with a key by client, oldest first.
+/// The requests with an idempotency key, by client, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Idempotency(Mutex<HashMap<String, Vec<KeyedRequest>>>);
 

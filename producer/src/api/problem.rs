@@ -1,4 +1,5 @@
-//! Problems of the API. Their type is `about:blank`: the status classifies the problem, and the detail has its cause.
+//! Error responses of the API (problem details). Their type is `about:blank`: the status classifies the problem, and
+//! the detail states its cause.
 
 use axum::extract::rejection::PathRejection;
 pub(super) use runtime::problem::Problem;

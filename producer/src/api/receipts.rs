@@ -1,11 +1,11 @@
 //! Receipts: which nodes have carried out a deletion.
 //!
-//! A receipt names the producer, its epoch and the sequence numbers of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. The
-//! producer stores no receipts: a lookup compares these numbers with those that each node has confirmed. After a
-//! restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
+//! A receipt names the producer, its epoch and the sequence numbers of the deletions in this epoch:
+//! `PRODUCER:EPOCH:FIRST-LAST`. The producer stores no receipts: a lookup compares these numbers with those that each node has
+//! confirmed. After a restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 //!
-//! A receipt names no client, and any client with the permission `delete` may look it up. The response has the numbers of
-//! nodes, and their names only for a token that grants all DSPs.
+//! A receipt names no client, and any client with the permission `delete` may look it up. The response contains the
+//! number of nodes in each state. It also names nodes, but only if the token grants all DSPs.
 
 use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
@@ -46,7 +46,7 @@ const REPEAT_IF_UNKNOWN: &str =
 /// Maximum number of names in a response.
 const NAMES_MAX: usize = 100;
 
-/// `GET /v1/receipts/{receipt}`: numbers of nodes that have carried out the deletions, will do so, or may have missed them.
+/// `GET /v1/receipts/{receipt}`: how many nodes have carried out the deletions, how many will do so, and how many may have missed them.
 pub(super) async fn show(
     State(api): State<Api>,
     path: Result<Path<String>, PathRejection>,

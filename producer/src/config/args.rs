@@ -1,7 +1,7 @@
-//! The command-line settings: one field each, with name, type, default, help, and reload group.
+//! The command-line settings. Each is one field, which defines its name, type, default, help, and reload group.
 //!
-//! Settings without a group need a restart: consumers identify a producer by its addresses and id, and the log is laid out
-//! at the start.
+//! Settings without a group need a restart: consumers identify a producer by its addresses and its id, and the sizes of
+//! the log are fixed at startup.
 
 use std::{
     convert::Infallible,
@@ -117,7 +117,7 @@ impl Network {
     }
 }
 
-/// Size of the log, and how long subscribers are remembered.
+/// Size of the log, and how long disconnected subscribers are retained.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Log and retention")]
 pub struct Retention {

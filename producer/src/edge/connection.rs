@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection. In a loop: read, handle all complete requests, write all responses.
+//! One HTTP/1.1 connection, served in a loop: read, handle all complete requests, write all responses.
 //!
 //! # Why not hyper
 //!
@@ -8,8 +8,8 @@
 //!
 //! - The cookies of all requests of one read are appended under one lock, *before* their responses are written. A
 //!   finished response never waits for a partly received request.
-//! - A request body is skipped if it arrived with its headers. Otherwise the response closes the connection, because a load
-//!   balancer that reuses the connection could have its next request parsed as part of the body.
+//! - A request body is skipped if it arrived with its headers. Otherwise the connection is closed after the response: a
+//!   load balancer might reuse it without sending the body, and its next request would be taken for the body.
 //! - While a client does not read its responses, no further requests are read from it.
 //! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready. Each may contain
 //!   hundreds of requests: without the yield, sixteen clients that sent continuously raised the latency of a well-behaved

@@ -1,7 +1,7 @@
 //! Contracts of DSPs: which buyer uids a DSP may send, and how its requests are answered. [`file`](mod@file) reads
 //! them.
 //!
-//! A request costs a lookup of its contract and the check of its buyer uid. Without contracts, it costs one comparison.
+//! Contracts cost each request one lookup and the check of its buyer uid. Without contracts, the cost is one comparison.
 
 pub mod file;
 mod plan;
@@ -158,7 +158,7 @@ impl Contracts {
 }
 
 impl Contract {
-    /// The reason if the contract does not permit a match with this buyer uid.
+    /// Why the contract does not permit a match with this buyer uid; `None` if it does.
     pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
         match self.state {
             State::Blocked => return Some(Rejection::DspBlocked),

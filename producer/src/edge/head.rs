@@ -1,4 +1,4 @@
-//! Parses the head (request line and headers) of an HTTP/1 request, as far as the edge needs it. Pure.
+//! Parses the head (request line and headers) of an HTTP/1 request, as far as the edge needs it. Does no I/O.
 
 use std::mem::MaybeUninit;
 
@@ -24,10 +24,10 @@ pub struct Head<'a> {
     pub query: &'a str,
     /// Size of the head in bytes.
     pub length: usize,
-    /// Size of the body in bytes, which follows the head and is skipped.
+    /// Size in bytes of the body, which follows the head and is skipped.
     pub body: usize,
-    /// Whether the connection must be closed after the response: the client requests it, uses HTTP/1.0, or sends a body
-    /// that is too long or of unknown length.
+    /// Whether the connection must be closed after the response: because the client requests it, uses HTTP/1.0, or
+    /// sends a body that is too long or of unknown length.
     pub close: bool,
 }
 

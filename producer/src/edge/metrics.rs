@@ -29,7 +29,7 @@ pub struct Metrics {
     method_not_allowed: IntCounter,
     headers_too_large: IntCounter,
     malformed: IntCounter,
-    /// By [`privacy::Outcome`].
+    /// Requests by outcome of the privacy check, in the order of [`privacy::Outcome`].
     pub(super) privacy: [IntCounter; privacy::Outcome::LABELS.len()],
     /// Time from reading requests to encoding their responses.
     pub(super) seconds: Latency,

@@ -1,8 +1,8 @@
 //! User ids for browsers that have none (`--uid mint`).
 //!
-//! A browser may discard a new cookie. Its first request therefore records nothing: the response sets a user id, and
-//! redirects to the same request with a marker parameter. If the second request has the cookie, the match is recorded.
-//! The marker prevents a further redirect.
+//! A browser may discard a new cookie. The first request therefore records nothing: its response sets a user id, and
+//! redirects to the same request with a marker parameter. If the second request contains the cookie, the match is
+//! recorded. The marker prevents a further redirect.
 
 use super::{
     answer::Answer,

@@ -1,9 +1,9 @@
-//! The opt-out page (`--opt-out`) on the sync port, on which the user of a browser stops the recording of matches.
+//! The opt-out page (`--opt-out`) of the sync port, where the user of a browser can stop the recording of matches.
 //!
 //! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
-//! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's
-//! user id is sent to all nodes. Its delivery is not checked. Syncs with the opt-out cookie get the usual response and are
-//! not recorded.
+//! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's user
+//! id is sent to all nodes. Its delivery is not checked. Sync requests with the opt-out cookie get the usual response and
+//! are not recorded.
 //!
 //! Any client other than a browser can send such a POST with any user id, as often as it likes. A secret value in the
 //! form would not prevent that: such a client can request the form, too. Deletions are therefore limited for each

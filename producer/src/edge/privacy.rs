@@ -1,8 +1,9 @@
-//! The privacy check, or gate: whether the signals of a request allow a match to be stored.
+//! The privacy check, or gate: decides whether the signals of a request allow a match to be stored.
 //!
-//! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the country that a trusted proxy reports, and the
-//! query parameters `gdpr`, `gdpr_consent`, `gpp`, `gpp_sid` and `us_privacy`. [`Config::decide`] is a pure function from
-//! signals to an [`Outcome`]. Only the outcome leaves the gate. `Signals` has no `Debug`, so that it cannot be logged.
+//! [`Signals`] are the parts of a request that the gate reads: the opt-out cookie, `Sec-GPC`, the country that a trusted
+//! proxy reports, and the query parameters `gdpr`, `gdpr_consent`, `gpp`, `gpp_sid` and `us_privacy`. [`Config::decide`]
+//! is a pure function from signals to an [`Outcome`]. Only the outcome leaves the gate. `Signals` has no `Debug`, so that
+//! it cannot be logged.
 //!
 //! # Formats
 //!
@@ -10,8 +11,8 @@
 //! - [GPP](https://github.com/InteractiveAdvertisingBureau/Global-Privacy-Platform) strings, with the sections 2 (TCF), 6
 //!   (`us_privacy`), and 7 to 27 (US states)
 //!
-//! All are bit fields in base64url. The gate reads only the bits that decide, directly from the characters. An invalid
-//! character makes a string malformed only if its bits are read.
+//! All are bit fields in base64url. The gate reads only the bits that affect the decision, directly from the
+//! characters. An invalid character makes a string malformed only if its bits are read.
 //!
 //! # Cost
 //!

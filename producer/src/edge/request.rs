@@ -1,7 +1,7 @@
 //! Parses the query and Cookie headers of a sync request into a cookie, or a rejection with a reason. Reasons name the
 //! parameters of `/sync`, even for `/setuid`.
 //!
-//! Pure, without allocation: values are decoded into a [`Scratch`] of the caller.
+//! Does no I/O and allocates nothing: values are decoded into a [`Scratch`] of the caller.
 
 use proto::{
     ids::{self, InvalidId},

@@ -1,8 +1,8 @@
-//! `/setuid`: a match as DSPs send it to a Prebid Server, with its parameters and status codes.
+//! `/setuid`: accepts a match as DSPs send it to Prebid Server, with the same parameters and status codes.
 //!
 //! `bidder` is the name of a contract, case-insensitive, and `uid` the buyer uid. `f` selects the response. `account` is
-//! ignored. The checks are in the order of `endpoints/setuid.go` of Prebid Server: of several errors, the first one decides
-//! the status. Without a `[privacy]` table, the privacy signals are checked here.
+//! ignored. The checks are in the order of `endpoints/setuid.go` of Prebid Server: if a request contains several errors,
+//! the first one determines the status. Without a `[privacy]` table, the privacy signals are checked here.
 
 use super::{
     answer::Answer,

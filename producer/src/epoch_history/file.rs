@@ -1,7 +1,7 @@
 //! The file of the epoch history: opened safely, locked, written in place.
 //!
-//! Every user can write to its usual directory, `/dev/shm`. Links are therefore not followed, and the file must be a regular
-//! file of this user that other users can neither read nor write. `record.rs` defines its content.
+//! Every user of the machine can write to the usual directory of this file, `/dev/shm`. Links are therefore not followed, and the
+//! file must be a regular file of this user that other users can neither read nor write. `record.rs` defines its content.
 
 use std::{
     fs::{File, OpenOptions},

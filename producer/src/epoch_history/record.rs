@@ -1,8 +1,8 @@
-//! Binary format of the epoch history. Pure.
+//! Binary format of the epoch history. Does no I/O.
 //!
 //! It contains a magic number, one entry per epoch from the oldest to the newest, zeros, and a checksum. It is written in one
-//! call and fits a page, so killing the process does not tear a write. A partly invalid record is rejected entirely, because
-//! an unreadable epoch may have any number of cookies.
+//! call and fits a page, so a killed process leaves no partial write. A partly invalid record is rejected entirely, because
+//! an unreadable epoch may contain any number of cookies.
 
 /// Maximum number of epochs, including the current one. A subscriber that missed more restarts gets no bound.
 pub(super) const EPOCHS_MAX: usize = 16;

@@ -1,10 +1,10 @@
 //! Deletions: records at the start of a chunk, so that no match accepted before a deletion appears newer than the
 //! deletion.
 //!
-//! A chunk has the time of its first record, and a match may have been accepted up to the age of a chunk later. A
-//! deletion in an open chunk would get the chunk's time. Another producer may already have accepted a match with a later
-//! time. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk. They begin the next chunk,
-//! whose time is not before the time of any of these deletions. Deletions never seal a chunk early.
+//! A chunk has the time of its first record, and a match in it may have been accepted later, by up to the maximum chunk
+//! age. A deletion in an open chunk would get the chunk's time. Another producer may already have accepted a match with
+//! a later time. Deletions therefore wait until the open chunk is sealed, for at most the maximum chunk age. They begin
+//! the next chunk, whose time is not before the time of any of these deletions. Deletions never seal a chunk early.
 
 use tokio::sync::oneshot;
 

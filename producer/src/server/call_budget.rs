@@ -1,13 +1,14 @@
 //! The call budget: bounds the memory of calls until they become streams, over all connections.
 //!
 //! One half of the budget is for calls that become streams; each is charged a fixed amount. The other half is for requests
-//! beyond a small size and for all other calls; each address has a limited share of it. Neither large requests nor health
-//! checks, which need no token, thus block calls that become streams. A charge is released when the call ends or becomes a
-//! stream; `--subscribers` and `--in-flight-bytes` bound streams.
+//! beyond a small size and for all other calls; each address has a limited share of it. Thus neither large requests nor
+//! health checks, which need no token, can block calls that become streams. A charge is released when the call ends or
+//! becomes a stream; `--subscribers` and `--in-flight-bytes` bound streams.
 //!
-//! A new charge that does not fit ends as many calls as needed, the oldest first, that have held bytes for `HOLD_TIME`. If
-//! its address has used up its share, only calls of that address are ended. The bytes of ended calls no longer count
-//! against the charge; the last fifth of each half is reserved for them. If this is not enough, the new call is rejected.
+//! If a new charge does not fit, calls that have held bytes for at least `HOLD_TIME` are ended, oldest first, until it
+//! fits. If the address of the new call has used up its share, only calls of that address are ended. Ended calls may still
+//! use memory, but no longer count against new charges: the last fifth of each half is reserved for them. If ending calls
+//! is not enough, the new call is rejected.
 //!
 //! All connections together begin at most 2,000 streams per second, and the streams begun during `HOLD_TIME` fit into
 //! their half. Calls that are never finished therefore block others only during their first burst. The other half has no

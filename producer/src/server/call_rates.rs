@@ -1,9 +1,9 @@
-//! Admission of calls: rate limits per connection, per address and in total; the call budget bounds their memory.
+//! Admits calls within rate limits per connection, per address and in total. The call budget bounds their memory.
 //!
 //! Streaming calls and all other calls have separate limits per address and in total, because health checks need no token.
 //!
-//! A call costs a task and a scan of all subscribers. Without limits, a client that opens and ends calls in a tight loop
-//! would take CPU time from the streams. Subscribers keep a call open for hours; a health check makes one per second.
+//! A call costs a task and a scan of all subscribers. Without limits, a client that opens and ends calls in a tight loop would
+//! take CPU time from the streams. Subscribers keep a call open for hours; a health check makes one call per second.
 
 use std::{
     net::IpAddr,

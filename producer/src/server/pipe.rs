@@ -2,8 +2,8 @@
 //! one byte of it.
 //!
 //! At most one frame waits here and counts as in flight, because the log cannot drop a chunk that was taken. A stream
-//! without data reserves no capacity, because a reserved byte would be missing in the shared window of the connection.
-//! A client that extends its window only after the last byte would then never extend it.
+//! without data reserves no capacity, because a reserved byte would be missing from the shared window of the
+//! connection. A client that extends its window only after the last byte would then never extend it.
 
 use std::{
     pin::Pin,

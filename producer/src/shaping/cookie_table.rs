@@ -50,7 +50,7 @@ pub(super) enum CookieState {
 }
 
 impl QueuedCookie {
-    /// `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the shaper's clock.
+    /// A cookie to queue. `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the shaper's clock.
     pub(super) fn new(cookie: &CookieRef<'_>, accepted_unix_micros: u64, accepted: u64) -> Self {
         let (user_id, buyer_uid) = (cookie.user_id.as_bytes(), cookie.buyer_uid.as_bytes());
         Self {
@@ -109,7 +109,7 @@ pub(super) struct CookieTable {
     /// Stores the hash, so that growing does not access the cookies.
     index: HashTable<(u32, CookieIndex)>,
     hasher: RandomState,
-    /// By position.
+    /// The cookies in the FIFO, by position.
     pub(super) fifo: BTreeSet<(u64, CookieIndex)>,
     next_position: u64,
     /// Deferred cookies, by the time of their next attempt.

@@ -1,4 +1,4 @@
-//! Metrics of the DSP limits, read from all queues at one moment, so that every scrape balances.
+//! Metrics of the DSP limits, read from all queues at one moment, so that the counts balance in every scrape.
 
 use metric_defs::producer::{
     SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_RELEASED,

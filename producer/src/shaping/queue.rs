@@ -1,10 +1,10 @@
 //! Queue of one DSP, or of all DSPs that no limit lists: cookies above a limit wait here for their release.
 //!
-//! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release
-//! times that are reserved under all limits together. Slots are reserved a few milliseconds ahead, so that a late timer
-//! does not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected wait, it is
+//! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release times
+//! that are reserved under all limits together. Slots are reserved a few milliseconds ahead, so that a late timer does
+//! not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected wait, it is
 //! scheduled again. A cookie older than `max_age` becomes a *dead letter*: it is requeued with increasing delays, at a
-//! share of the rate. After `max_requeues` times it is *parked*: kept, but no longer requeued.
+//! share of the rate. After `max_requeues` requeues it is *parked*: kept, but no longer requeued.
 //!
 //! A newer cookie of the same user and DSP replaces the one in the queue. An older one does not; only bulk requests can
 //! contain one. A full queue drops its oldest cookie.

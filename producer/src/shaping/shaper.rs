@@ -1,4 +1,4 @@
-//! All queues of the limits of a producer. Pure: the caller passes the time.
+//! All queues of a producer's DSP limits. Does no I/O; the caller passes the time.
 //!
 //! Every cookie of a limited DSP is passed to [`Shaper::offer`], and is released immediately, queued or dropped. The
 //! caller runs [`Shaper::release_due`] when [`Shaper::due`] has passed.

@@ -1,8 +1,9 @@
 //! The spool: a file with the queued cookies of a stopped producer, restored at the next start.
 //!
-//! Format: a magic line, the number of cookies, a checksum, then chunks in wire format with the age of each cookie. It is
-//! written under a temporary name, synced, and renamed. It is removed after its cookies are queued again. If the producer is
-//! killed in between, they are restored twice, which is harmless: their age makes the second copy equal to the first.
+//! Format: a magic line, the number of cookies, a checksum, then chunks in wire format with the age of each cookie. The file
+//! is written under a temporary name, synced, and renamed. It is removed after its cookies are queued again. If the producer
+//! is killed before the removal, the next start restores the same cookies again. This is harmless: their age makes the
+//! second copy equal to the first.
 
 use std::{
     fs::{self, File, OpenOptions},

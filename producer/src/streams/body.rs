@@ -1,4 +1,4 @@
-//! Body of a streaming response: turns deliveries of the log into HTTP/2 data frames, and its end into trailers.
+//! Body of a streaming response: turns deliveries of the log into HTTP/2 data frames, and the end of the stream into trailers.
 
 use std::{
     convert::Infallible,

@@ -1,6 +1,6 @@
 //! Messages of `GetCookies`: one per cookie, encoded once per chunk and shared by all streams that send the chunk.
 //!
-//! A cache has the messages of the newest requested chunks. A stream far behind the others encodes its messages itself.
+//! A cache holds the messages of the newest requested chunks. A stream far behind the others encodes its messages itself.
 
 use std::{
     collections::VecDeque,

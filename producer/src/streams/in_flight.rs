@@ -1,5 +1,5 @@
-//! In-flight bytes: taken from the log by streams, but not yet written by their connections. Counted per stream and in
-//! total, and bounded by one budget for all streams (`--in-flight-bytes`).
+//! In-flight bytes: taken from the log by streams, but not yet written by their connections. They are counted per
+//! stream and in total, and bounded by one budget for all streams (`--in-flight-bytes`).
 //!
 //! Bytes are in flight until HTTP/2 has written or dropped them. A client that stops reading keeps them in memory even after
 //! the log has evicted them. When the total exceeds the budget, the slowest streams are disconnected (`disconnect.rs`).
@@ -8,8 +8,8 @@
 //! upper bound; an exact count would cost too much.
 //!
 //! Cost: three relaxed atomic operations per delivered chunk, and one clock reading on release. While the total exceeds
-//! the budget, each chunk also takes a lock and iterates over disconnected streams. It iterates over all other streams
-//! only if their bytes alone exceed the budget.
+//! the budget, each delivery also takes a lock and iterates over the disconnected streams. It iterates over the other
+//! streams only if their bytes alone exceed the budget.
 
 mod disconnect;
 

@@ -1,4 +1,4 @@
-//! The times to live that all `Subscribe` streams send: after their `Hello`, and when they change.
+//! The times to live that all `Subscribe` streams send: after their `Hello`, and whenever these times change.
 //!
 //! The message is encoded once. A stream checks for a new message before each delivery, at the cost of an atomic load.
 //! An idle stream thus sends it with its next heartbeat.

@@ -25,8 +25,8 @@
 //! limit = { rules = [ { id = "peak", rate = "300/s", burst = 30 } ], mode = "police" }
 //! ```
 //!
-//! `limit` has the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also have
-//! all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
+//! `limit` takes the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also
+//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
 
 use std::{
     num::NonZeroU16,

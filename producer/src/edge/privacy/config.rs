@@ -27,9 +27,9 @@ pub struct Config {
     pub gdpr_when_absent: GdprWhenAbsent,
     /// Which consent strings must disclose both vendors.
     pub disclosed_vendors: DisclosedVendors,
-    /// Countries of publishers in which purpose 1 needs no consent, if the consent string says so.
+    /// Publisher countries in which purpose 1 needs no consent if the consent string says so.
     pub purpose_one_treatment: Vec<Country>,
-    /// Which opt-outs of the US count.
+    /// Which US opt-outs count.
     pub us: Us,
     /// Whether Global Privacy Control counts.
     pub gpc: GpcScope,
@@ -100,7 +100,7 @@ pub enum GpcScope {
     Ignore,
 }
 
-/// Opt-outs of the US: sections 6 to 27 of GPP, and `us_privacy`.
+/// US opt-outs: sections 6 to 27 of GPP, and `us_privacy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Us {
@@ -114,7 +114,7 @@ pub struct Us {
     pub without_sid: Sections,
 }
 
-/// Which GPP sections of the US count without `gpp_sid`.
+/// Which US sections of GPP count without `gpp_sid`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sections {

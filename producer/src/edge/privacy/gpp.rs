@@ -1,4 +1,4 @@
-//! GPP strings: a header that lists section ids, and the sections in this order.
+//! GPP strings: a header that lists section ids, and the sections in the order of the list.
 //!
 //! `DBACNY~CPXx…~1YNN` has the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
 
@@ -137,8 +137,8 @@ pub(super) struct SectionIds {
 }
 
 impl SectionIds {
-    /// Parses comma-separated ids. `-1` means that no section applies; `0` that the client has not determined it yet, which
-    /// counts as absent.
+    /// Parses comma-separated ids. `-1` means that no section applies; `0` means that the client has not determined it yet,
+    /// which counts as absent.
     pub(super) fn parse(text: &str) -> Result<Self, Malformed> {
         if text.len() > SECTION_IDS_BYTES_MAX {
             return Err(Malformed);

@@ -1,4 +1,4 @@
-//! Outcomes of the decision, and their labels.
+//! Outcomes of the privacy check, and their metric labels.
 
 /// What the signals of a request mean for its match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

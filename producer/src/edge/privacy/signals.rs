@@ -11,7 +11,7 @@ pub struct Signals<'a> {
     pub opted_out: bool,
     /// The value of the header `Sec-GPC` is exactly `1`.
     pub gpc: bool,
-    /// From the header that [`Config::country_header`] names.
+    /// The country in the header that [`Config::country_header`] names.
     pub country: Option<Country>,
     /// Whether GDPR applies: `0` or `1`.
     pub gdpr: &'a str,

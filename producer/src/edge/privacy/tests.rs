@@ -1,3 +1,5 @@
+//! Tests of the privacy check, with examples of each signal.
+
 use httparse::Header;
 use serde::Deserialize;
 use serde_json::{Value, json};

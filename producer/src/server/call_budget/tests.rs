@@ -1,4 +1,4 @@
-//! The call budget with greedy, slow and retrying clients, in virtual time.
+//! Tests of the call budget with greedy, slow and retrying clients, in virtual time.
 
 use std::{cell::Cell, net::Ipv4Addr};
 

@@ -1,4 +1,4 @@
-//! Connections without calls and with rejected calls, on a paused clock.
+//! Tests of connections without calls and with rejected calls, on a paused clock.
 
 use std::net::Ipv4Addr;
 

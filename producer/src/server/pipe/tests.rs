@@ -1,4 +1,4 @@
-//! Response bodies for slow, stalled and disconnected clients.
+//! Tests of response bodies for slow, stalled and disconnected clients.
 
 use std::{
     collections::VecDeque,

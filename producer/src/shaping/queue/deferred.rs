@@ -9,7 +9,7 @@ use crate::shaping::{
     counters::{DeadLetterReason, DropReason},
 };
 
-/// Older cookies are not released, because the stream format cannot express their age.
+/// Maximum age of a released cookie in nanoseconds: the stream format cannot express a higher one.
 pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
 
 /// While the FIFO is shorter than this, deferred cookies are rescheduled early, because cookies before them were dropped

@@ -103,8 +103,8 @@ impl Shaper {
         rates.max_by_key(|rate| rate.nanos_of(1_000_000))
     }
 
-    /// Demand for each limit with a movable share since the last call, in millionths of the limit. If a limit has several keys,
-    /// the highest demand of a key counts. Queued cookies count as if they were released within `timeout`.
+    /// Demand since the last call for each limit whose share can change, in millionths of the limit. If a limit has several
+    /// keys, the highest demand of a key counts. Queued cookies count as if they were released within `timeout`.
     pub(in crate::shaping) fn demands(
         &mut self,
         rules: &Rules,

@@ -1,4 +1,4 @@
-//! Fairness: a DSP above its limit does not affect other DSPs.
+//! Tests that a DSP above its limit does not affect other DSPs.
 
 use super::{MILLISECOND, SECOND, World};
 

@@ -1,4 +1,4 @@
-//! Limits that two producers lease from a real server: `redis-server`, or the program in `REDIS_SERVER`.
+//! Tests of limits that two producers lease from a real server: `redis-server`, or the program in `REDIS_SERVER`.
 
 use std::{
     fs,

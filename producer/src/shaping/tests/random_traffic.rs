@@ -1,4 +1,4 @@
-//! Invariants under random traffic and random rule changes.
+//! Tests of invariants under random traffic and random rule changes.
 
 use fastrand::Rng;
 

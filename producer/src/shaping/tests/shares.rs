@@ -1,4 +1,4 @@
-//! Shares of a limit that change while cookies are queued.
+//! Tests of shares of a limit that change while cookies are queued.
 
 use limits::rules::Rules;
 

@@ -1,4 +1,4 @@
-//! The account of one subscriber: the outcome of every cookie since it joined. Pure.
+//! The account of one subscriber: the outcome of every cookie since it joined. Does no I/O.
 //!
 //! # The balance
 //!

@@ -1,4 +1,4 @@
-//! Confirmations of nodes. Pure.
+//! Confirmations of nodes: the positions up to which they have stored records. Does no I/O.
 //!
 //! A node confirms positions, not records. A position covers only records that were sent. It covers neither records in a
 //! gap nor records before the start of the stream. Each confirmation is therefore stored with the ranges that the

@@ -1,4 +1,4 @@
-//! One subscriber, and its expected state.
+//! The test model of one subscriber, with its expected state.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;

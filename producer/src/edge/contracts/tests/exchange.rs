@@ -1,4 +1,4 @@
-//! One request to an edge, and its effects.
+//! Test helper: sends one request to an edge, and collects its effects.
 
 use std::time::{Instant, SystemTime};
 

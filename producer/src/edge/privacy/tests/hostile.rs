@@ -1,4 +1,5 @@
-//! Strings that are built to be expensive. The cost is the number of characters read; all other loops consume the text.
+//! Tests of strings that are built to be expensive to check. The cost is the number of characters read: every other
+//! loop advances through the text.
 
 use super::{random_strings::Writer, *};
 

@@ -1,4 +1,4 @@
-//! Random consent strings from a second encoder, judged by the sets that they encode.
+//! Tests of random consent strings: a second encoder writes them, and the sets that they encode give the expected outcome.
 
 use std::collections::BTreeSet;
 
