@@ -1,7 +1,7 @@
-//! Cost of each stage of the consumer on the path of a cookie, without sockets and without a store.
+//! Benchmark of each stage of the consumer on the path of a cookie, without sockets and without a store.
 //!
-//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, in
-//! [`counted`]. Each function processes [`ITEMS`] items per call.
+//! The measured functions are in [`counted`]: `cargo bench --bench parts` measures their time, and `.ci/instructions`
+//! counts their instructions. Each function processes [`ITEMS`] items per call.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

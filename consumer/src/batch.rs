@@ -1,8 +1,8 @@
 //! A batch: the newest cookie of each (user, DSP) pair in the chunks pushed so far.
 //!
-//! Pure: no `async`, no clock. Strings are not copied: a batch keeps the bytes of its chunks, and an entry has offsets into
-//! them. Cost per cookie: one pass over its bytes, one hash, and one probe of a table presized to the previous batch. No
-//! allocation.
+//! Contains no `async` and reads no clock. Strings are not copied: a batch keeps the bytes of its chunks, and an entry
+//! stores offsets into them. A cookie costs one pass over its bytes, one hash, and one probe of a table that is created
+//! with the size of the previous one, but no allocation.
 
 mod cursor;
 mod dedup;
@@ -121,7 +121,7 @@ impl Batch {
         }
     }
 
-    /// The next, empty batch, with the same limits. Its table will be presized to this batch.
+    /// The next, empty batch, with the same limits. Its table is created with the size that this batch needed.
     pub fn next(&self) -> Self {
         let mut next = Self::new(self.cookies_max, self.bytes_max);
         next.id = self.id.next();

@@ -1,11 +1,11 @@
 //! `GET /v1/cookies`: the cookies of one DSP accepted before a given time, in pages, for clients with a token.
 //!
-//! A page has one JSON line per cookie, ordered by user id, and a last line with the position of the next page. For a page, the store
-//! reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any node with the
-//! same cookies can continue at that position.
+//! A page consists of one JSON line per cookie, ordered by user id, and of a last line with the position of the next page. For a
+//! page, the store reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any
+//! node with the same cookies can return the next page.
 //!
-//! The last line also has `as_of`: this node has stored all cookies that the connected producers accepted before that time. While
-//! the time is unknown, the response is a 503.
+//! The last line also contains the time `as_of`: this node has stored all cookies that the connected producers accepted before
+//! it. While this time is unknown, the response is a 503.
 
 use std::sync::Arc;
 

@@ -5,11 +5,11 @@
 //! that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An entry is a
 //! keyed hash and a time.
 //!
-//! Entries are kept for `RETENTION_MICROS`, as long as a producer can delay a cookie, and their number is bounded.
-//! Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted. So no deleted
-//! cookie is stored again, but a late cookie may be rejected although no deletion covers it.
+//! Entries are kept for `RETENTION_MICROS`, the maximum time for which a producer can delay a cookie, and their number
+//! is bounded. Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted.
+//! So no deleted cookie is stored again, but a late cookie may be rejected although no deletion covers it.
 //!
-//! Cost of a cookie: a comparison while there are no deletions, then three hashes and lookups.
+//! A cookie costs one comparison while there are no deletions, otherwise three hashes and lookups.
 
 pub mod jobs;
 
@@ -86,7 +86,7 @@ struct Table {
 }
 
 impl Deletion {
-    /// The floor of a table, which stores keep like a deletion.
+    /// The floor of a table as a deletion, because stores keep it like one.
     pub fn floor(until_unix_micros: u64) -> Self {
         Self {
             user_id: Box::default(),
@@ -259,8 +259,9 @@ impl Deletions {
         self.notify();
     }
 
-    /// Numbers from the oldest durable deletion without effect up to that of the next deletion; empty if all have taken
-    /// effect. Deletions in the retry queue or with an unfinished job have not taken effect.
+    /// The numbers from that of the oldest durable deletion that has not taken effect up to, but not including, that of
+    /// the next deletion; empty if all have taken effect. Deletions in the retry queue or with an unfinished job have
+    /// not taken effect.
     pub fn unapplied(&self) -> Range<u64> {
         let table = self.shared.table.lock();
         let next = table.newest + 1;

@@ -1,4 +1,4 @@
-//! DSP slots: which DSPs may have cookies in the store. Pure.
+//! DSP slots: which DSPs may have cookies in the store. Does no I/O.
 //!
 //! A client can send any DSP id, and each stored DSP costs every node a database. So only DSPs that the operator lists always
 //! have a slot. An unlisted DSP gets a slot with its first cookie, up to a maximum number, and keeps it; cookies of any other

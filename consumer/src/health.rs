@@ -49,7 +49,7 @@ impl Health {
         *self.store_down.lock() = None;
     }
 
-    /// Marks the store as down. `needs_restart` if only a restart of this process is likely to help.
+    /// Marks the store as down. `needs_restart` is true if only a restart of this process is likely to help.
     pub fn set_store_down(&self, why: String, needs_restart: bool) {
         *self.store_down.lock() = Some(StoreFailure { why, needs_restart });
     }

@@ -1,4 +1,4 @@
-//! Daily windows of maintenance. Pure: the time is an argument.
+//! Daily maintenance windows. Does no I/O; the time is an argument.
 
 use std::{fmt, str::FromStr};
 

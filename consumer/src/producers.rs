@@ -2,12 +2,12 @@
 //! [snapshots](Snapshot) of it.
 //!
 //! A producer stays in the table while it has a cursor (in memory or in the store) or is the last producer of an
-//! address. All state changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and
+//! address. All state changes are in `producers/table.rs`, which does no I/O. This module adds the lock, the clock and
 //! notifications.
 //!
 //! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name and closes the
 //! other. The subscription of the closed stream finds in this table that another address has the stream, and stands by
-//! instead of reconnecting. Both may push for a moment; duplicates change nothing.
+//! instead of reconnecting. For a moment, both subscriptions may push the same cookies; duplicates change nothing.
 //!
 //! Cost: one lock per chunk, never held across an await. Commits, scrapes and pages also take it.
 
@@ -117,8 +117,8 @@ impl Producers {
         self.0.table.lock().forget(producer)
     }
 
-    /// Time up to which all cookies that the producers accepted are durable here: by their clocks, in microseconds since the
-    /// Unix epoch. `None` if it is unknown, for instance because an address has no stream.
+    /// Time up to which all cookies that the producers accepted are durable here: on the producers' clocks, in microseconds
+    /// since the Unix epoch. `None` if it is unknown, for instance because an address has no stream.
     pub fn complete_until(&self) -> Option<u64> {
         self.0.table.lock().complete_until()
     }

@@ -6,10 +6,10 @@
 //! cookies of a DSP are [queued](crate::batch::Batch::is_deferred) behind its earlier ones, because MongoDB cannot order two
 //! cookies of the same millisecond. A crash may cause cookies to be written twice, which changes nothing.
 //!
-//! A [`RetryEntry`] has at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module is the index of the entries: 32
-//! bytes each. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half
-//! of the queue, two DSPs a third each. All unlisted DSPs without a database share half of the queue, because clients
-//! can invent DSPs. Cookies that do not fit become dead letters.
+//! A [`RetryEntry`] contains at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module keeps an index with 32 bytes
+//! per entry. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half
+//! of the queue, or two DSPs a third each. All unlisted DSPs without a database share half of the queue, because
+//! clients can invent DSPs. Cookies that do not fit become dead letters.
 
 mod retry;
 

@@ -1,8 +1,9 @@
 //! Moves cookies from the buffer into the store, with two tasks: one batch is collected while another is written.
 //!
 //! The collector passes a batch to the writer when the writer is idle. The batch must be full, large enough to be efficient, or
-//! old enough: the flush interval after its first cookie. While the writer is busy, the batch grows to its limit. Then collecting
-//! stops, the buffer fills, and reading stops. There are at most three batches: one collected, one written, one committed.
+//! old enough: its age is at least the flush interval, counted from its first cookie. While the writer is busy, the batch grows
+//! up to its limit. Then collecting stops, the buffer fills, and reading stops. There are at most three batches: one being
+//! collected, one being written, and one being committed.
 //!
 //! The writer writes a batch while it commits the previous one with its cursors: waiting for the disk in between would cost a
 //! fifth of the throughput. Failed operations are repeated until they succeed; the log shows the start and end of an outage.
@@ -11,8 +12,8 @@
 //! The last write attempt determines whether the store is up: during an outage, only a successful write ends it. When there
 //! is nothing to write, the writer pings the store periodically.
 //!
-//! The end of the buffer ends the collector after its last batch, and then the writer. All received cookies are stored,
-//! except in a fast drain, which skips the rest of the buffer because its deadline is near.
+//! When the buffer ends, the collector ends after its last batch, and then the writer ends. All received cookies are
+//! stored, except in a fast drain, which skips the rest of the buffer because its deadline is near.
 
 mod collector;
 mod pipeline;

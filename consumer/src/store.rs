@@ -176,7 +176,7 @@ pub struct ExpiryResult {
     pub deleted: u64,
     /// Whether nothing remains to be done. Otherwise the next call should follow soon.
     pub complete: bool,
-    /// Time since the oldest cookie of each DSP expired. Only DSPs known to have expired cookies.
+    /// Time since the oldest cookie of each DSP expired. Contains only DSPs known to have expired cookies.
     pub overdue: BTreeMap<u32, Duration>,
     /// The first error that concerns a single DSP. All other DSPs are complete.
     pub failed: Option<StoreError>,

@@ -1,4 +1,4 @@
-//! Subscription to one producer address: connects, resumes, checks sequence numbers and pushes into the [`buffer`].
+//! Subscription to one producer address: connects, resumes, checks sequence numbers, and pushes received items into the [`buffer`].
 //!
 //! Reading waits only while the buffer is full. A lost stream is reopened with backoff. The first message after `Hello`
 //! resets the backoff; a connection does not. The stream resumes after the last *pushed* item. After a restart of this

@@ -1,15 +1,15 @@
-//! Suppression of duplicates: cookies that need not be written again. No `async`.
+//! Suppression of duplicates: cookies that need not be written again. Contains no `async`.
 //!
 //! A user who syncs again with the same DSP nearly always has the same buyer uid. For an interval after a cookie was stored,
 //! such a duplicate is suppressed: writing it would only extend the cookie's expiry. A changed buyer uid always passes, unless
 //! it is older than a suppressed duplicate. Then it is stale, which the store could not detect.
 //!
 //! The table contains only cookies that this process has *stored*, so it is correct unless another process writes to or
-//! deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the store
-//! has the cookie, no duplicate of that pair is suppressed, whether of the new value or of the previous one. A late
-//! duplicate of an expired cookie is not suppressed either, because the store may have deleted the cookie. Only the
-//! batch that set an entry pending can confirm it. Entries that are older than the interval or do not fit are evicted.
-//! An eviction costs a write, and loses the time of the newest suppressed duplicate.
+//! deletes from the store. When a cookie passes, its pair's entry is immediately replaced by a *pending* one. Until the
+//! store has the cookie, no duplicate of that pair is suppressed, whether of the new value or of the previous one. A
+//! late duplicate of an expired cookie is not suppressed either, because the store may have deleted the cookie. Only
+//! the batch that set an entry pending can confirm it. Entries that are older than the interval or do not fit are
+//! evicted. An eviction costs a write, and loses the time of the newest suppressed duplicate.
 //!
 //! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
 //! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).

@@ -1,4 +1,4 @@
-//! Times to live of cookies, by DSP. No `async`.
+//! Times to live of cookies, by DSP. Contains no `async`.
 //!
 //! Producers report the times to live of their contracts. With a floor, a report shortens the configured TTL of a DSP, but
 //! never below the floor. If reports differ, the longest TTL applies. A lookup then costs an uncontended read lock.
@@ -41,7 +41,7 @@ struct Report {
 }
 
 impl Ttls {
-    /// `default` applies to all DSPs that are not in `by_dsp`.
+    /// Creates TTLs: those in `by_dsp`, and `default` for all other DSPs.
     pub fn new(default: Duration, by_dsp: BTreeMap<u32, Duration>) -> Self {
         Self {
             default,

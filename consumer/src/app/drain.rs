@@ -1,8 +1,8 @@
 //! Order and deadlines of a drain.
 //!
 //! A drain follows the data: reading stops, the last batch is written with its cursors, then the other tasks stop. After
-//! half of its time, the consumer skips the cookies still in the buffer. It does not commit their cursors, so producers send
-//! them again.
+//! half of the time that the drain may take, the consumer skips the cookies still in the buffer. It does not commit their
+//! cursors, so producers send them again.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The filter for cookies of a batch.
+//! The filter that decides which cookies are added to a batch.
 
 use super::{BatchCookie, BatchId};
 use crate::deletions::Deletion;
@@ -23,7 +23,7 @@ pub enum DedupDecision {
     },
 }
 
-/// Hashes of a cookie's pair and of its pair and value.
+/// Two hashes of a cookie: that of its pair, and that of its pair with the buyer uid.
 pub type Fingerprint = [u64; 2];
 
 /// Decides which cookies are added to a batch, chunk by chunk to allow prefetching.

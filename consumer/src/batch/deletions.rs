@@ -6,13 +6,13 @@ use super::Batch;
 use crate::deletions::{Deletion, Deletions};
 
 impl Batch {
-    /// The deletions. Must be carried out before the cookies are written.
+    /// The deletions, which must be carried out before the cookies are written.
     pub fn deletions(&self) -> &[Deletion] {
         &self.deletions
     }
 
-    /// Removes covered cookies, and all deletions except the latest of each scope. Must be called once, after the last
-    /// push.
+    /// Removes cookies that a deletion covers, and all deletions except the latest of each scope. Must be called once,
+    /// after the last push.
     pub fn remove_deleted(&mut self, deletions: &Deletions) {
         let by_scope = |a: &Deletion, b: &Deletion| {
             let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));

@@ -1,4 +1,4 @@
-//! Tests of batches, and chunks for tests of other modules.
+//! Tests of batches, and helpers that build chunks for the tests of other modules.
 
 mod model;
 

@@ -1,4 +1,4 @@
-//! Definition of every setting: name, help, default, parser, and its reload group.
+//! Definitions of all settings: name, help, default, parser, and reload group.
 //!
 //! A setting without a group needs a restart: buffers and tables are allocated at startup, and stored cookies depend on
 //! their TTL.

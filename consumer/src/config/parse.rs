@@ -1,4 +1,4 @@
-//! Parsers of setting values. Pure.
+//! Parsers of setting values. They do no I/O.
 
 use std::{path::PathBuf, time::Duration};
 

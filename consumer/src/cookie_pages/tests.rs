@@ -1,3 +1,5 @@
+//! Tests of the pages of nodes with embedded stores.
+
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use http::header::AUTHORIZATION;

@@ -1,4 +1,4 @@
-//! Deletes cursors that have not advanced for the maximum TTL of all DSPs.
+//! Deletes cursors that have not advanced for the longest TTL of any DSP.
 
 use jiff::Zoned;
 

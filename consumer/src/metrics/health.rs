@@ -1,4 +1,4 @@
-//! Metrics of the health of the store, read at each scrape.
+//! Metrics of the store's health, read at each scrape.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@ pub struct Maintenance {
     /// 1 while the expiry window is open.
     pub expiry_open: IntGauge,
     overdue: IntGaugeVec,
-    /// Time since the expiry of the longest expired stored cookie, in seconds.
+    /// How long ago the oldest expired cookie in the store expired, in seconds.
     pub overdue_max: IntGauge,
     /// When the last expiry ended, in seconds since the Unix epoch.
     pub expiry_ended: IntGauge,

@@ -1,4 +1,4 @@
-//! Metrics of the retry queue, in addition to the ledger.
+//! Metrics of the retry queue, in addition to those of the ledger.
 
 use metric_defs::consumer;
 use prometheus::{IntGauge, Result};

@@ -1,4 +1,4 @@
-//! State of one producer: its received, durable and newest known positions. Pure.
+//! State of one producer: its received, durable and newest known positions. Does no I/O.
 
 use tokio::time::Instant;
 

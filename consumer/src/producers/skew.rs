@@ -1,4 +1,4 @@
-//! Clock skew of a producer, estimated from arrival times. Pure.
+//! Clock skew of a producer, estimated from arrival times. Does no I/O.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Skew {
         self.current = Some(self.current.map_or(micros, |min| min.min(micros)));
     }
 
-    /// The minimum; `None` if no chunk was received in both intervals.
+    /// The minimum; `None` if no chunk was received in either interval.
     pub(super) fn minimum(&self, now: Instant) -> Option<i64> {
         let intervals = match self.passed(now) {
             passed if passed < INTERVAL => [self.current, self.previous],

@@ -1,4 +1,4 @@
-//! The table of producers and their addresses, with all its transitions. Pure: the time is an argument.
+//! The table of producers and their addresses, with all its transitions. Does no I/O; the time is an argument.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

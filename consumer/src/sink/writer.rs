@@ -9,7 +9,7 @@
 //! ```
 //!
 //! While a batch is committed, the writer makes one attempt to write the next batch. It uses the result only if the commit
-//! succeeds: dead letters and the suppression table are updated when all previous batches are durable.
+//! succeeds: dead letters are written, and the suppression table is updated, only when all previous batches are durable.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

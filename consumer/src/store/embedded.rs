@@ -1,20 +1,20 @@
 //! The embedded store: fjall, a log-structured merge tree in a local directory.
 //!
-//! Newest wins, mostly without reads: the `recent` module determines that no newer cookie can be stored. Only cookies of a
-//! recently written pair, or older than the horizon of that module, need a point read. Bloom filters in memory avoid reading the
-//! disk if the pair does not exist.
+//! The newest cookie of a pair wins, mostly without reads: the `recent` module determines that the store cannot have a newer
+//! one. A point read is needed only for cookies of a recently written pair, and for cookies older than the horizon of that
+//! module. Bloom filters in memory avoid reading the disk if the pair does not exist.
 //!
-//! Cookies, the newest time and cursors are one atomic write, synced before [`Store::write`] returns. A failed sync
-//! breaks the store permanently, because the content of the disk is known only after reopening it. A failure of fjall's
-//! background threads, which flush and compact, has the same effect. The next ping detects this failure, even while a
-//! write waits for the threads.
+//! Cookies, the acceptance time of the newest one, and cursors are written atomically, and synced before
+//! [`Store::write`] returns. A failed sync breaks the store permanently, because the content of the disk is known only
+//! after reopening it. A failure of fjall's background threads, which flush and compact, has the same effect. The next
+//! ping detects this failure, even while a write waits for the threads.
 //!
 //! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry
 //! causes no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete.
 //! After the window closes, the last time applies until the next window or restart. Compactions are proportional to
 //! writes, and with evenly distributed user ids they reach all data. Without writes, expired cookies stay on disk, but
-//! lookups omit them. The store never starts a full ("major") compaction, which would block all others, and after four
-//! flushes the writers. So it ignores the compaction window.
+//! lookups omit them. The store never starts a full ("major") compaction, which would block all other compactions and,
+//! after four flushes, the writers. So it ignores the compaction window.
 
 mod deletions;
 mod expiry;

@@ -3,24 +3,24 @@
 //!
 //! # Durability
 //!
-//! Cookies are written with the `w` of the URI, or the server's default, without waiting for the journal. The cursors
-//! follow with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the cursors, it has all
-//! acknowledged writes before them. This needs one sync per batch instead of one per command. It requires that the
-//! server process stays the same, so the store checks its id before and after the commit. If the id has changed, the
-//! batch is written again. `w=0` is rejected, because unacknowledged writes cannot count as stored. With `w=1` on a
-//! replica set, a failover may lose acknowledged cookies.
+//! Cookies are written with the write concern `w` of the URI, or with the server's default, without waiting for the
+//! journal. The cursors follow with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the
+//! cursors, it has all acknowledged writes before them. This needs one sync per batch instead of one per command. It
+//! requires that the server process stays the same, so the store checks its id before and after the commit. If the id
+//! has changed, the batch is written again. `w=0` is rejected, because unacknowledged writes cannot count as stored.
+//! With `w=1` on a replica set, a failover may lose acknowledged cookies.
 //!
 //! # Expiry
 //!
-//! A sweep in the window deletes expired cookies, or a TTL index on `t` in each cookie collection. With 50 million
-//! documents, a refresh costs mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires
-//! documents after 68 years; `collMod` switches it without affecting other data on the server. See `sweep.rs` and
-//! `expiry.rs`. `compaction.rs` reclaims disk space.
+//! Expired cookies are deleted by a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50
+//! million documents, replacing a stored cookie costs mongod 0.58 to 0.76 times as much without the index as with it.
+//! Outside the window the index expires documents after 68 years; `collMod` changes this time without affecting other
+//! data on the server. See `sweep.rs` and `expiry.rs`. `compaction.rs` reclaims disk space.
 //!
 //! # Failures
 //!
-//! Every command has a deadline, after which the store repeats it; the repetition changes nothing. Exceptions are `compact`, which may
-//! run for its whole window, and the creation of an index. Failures of a DSP's database do not affect other DSPs: see `batch_write.rs`.
+//! Every command has a deadline, after which the store repeats it; the repetition changes nothing. Exceptions are `compact`, which may run
+//! for its whole window, and the creation of an index. Failures of one DSP's database do not affect other DSPs: see `batch_write.rs`.
 //!
 //! No error contains the credentials of the connection string: neither the driver nor the server reports them.
 

@@ -1,4 +1,4 @@
-//! Checks the order of a stream: first `Hello`, then chunks with consecutive sequence numbers, except those covered by a gap. Pure.
+//! Checks the order of a stream: first `Hello`, then chunks with consecutive sequence numbers, except those covered by a gap. Does no I/O.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Compares batches with a map. The chunks are from several producers, reordered and repeated, with equal times, times
-//! ahead of the clock, ages and malformed cookies. The filter returns every decision.
+//! Test that compares batches with a map. The chunks come from several producers, are reordered and repeated, and
+//! contain equal times, times ahead of the clock, ages and malformed cookies. The filter makes each possible decision.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! A configurable store that records its calls.
+//! A configurable test store that records its calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

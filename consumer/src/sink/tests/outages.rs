@@ -1,4 +1,4 @@
-//! Stores that fail, hang or do not respond.
+//! Tests of stores that fail, hang or do not respond.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The outcome of each cookie: written, suppressed, expired, queued, or a dead letter.
+//! Tests of the outcome of each cookie: written, suppressed, expired, queued, or a dead letter.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 //! Recently written pairs: determines without reading the disk that a cookie is newer than the stored one of its pair.
-//! Pure.
+//! Does no I/O.
 //!
 //! With several producers, many cookies arrive after a newer cookie of another user, and each would need a point read. So
 //! recently written pairs are kept as 64-bit hashes in two generations, together with a *horizon*. No cookie of any other pair
@@ -8,8 +8,8 @@
 //!
 //! While no cookie arrives late (one producer), no pairs are kept: the horizon is then the newest cookie.
 //!
-//! Memory: 9 bytes for each of two times [`GENERATION_PAIRS`], 19 MB; none while no cookie is late. Time: one hash and one
-//! insertion per written cookie.
+//! Memory: 9 bytes per pair for two times [`GENERATION_PAIRS`] pairs, which is 19 MB; none while no cookie is late. Time:
+//! one hash and one insertion per written cookie.
 
 use std::hash::BuildHasher;
 

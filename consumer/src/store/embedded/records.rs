@@ -1,7 +1,7 @@
 //! Encoding of records on disk.
 //!
 //! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of a user,
-//! but none of a user with a longer id. Value: acceptance time as big-endian `u64`, then the buyer uid.
+//! but none of another user whose id begins with the same bytes. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
 use proto::limits::USER_ID_BYTES_MAX;
 
@@ -15,7 +15,7 @@ pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
 pub(super) const DELETION_PREFIX: &[u8] = b"deletion/";
-/// Part of the on-disk format, like the other keys.
+/// Prefix of the keys of DSP slots. Like the other keys, it is part of the on-disk format.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 
 /// The key of a cookie, on the stack.

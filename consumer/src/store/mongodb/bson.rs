@@ -1,4 +1,4 @@
-//! A BSON writer that appends to one buffer. Pure.
+//! A BSON writer that appends to one buffer. Does no I/O.
 
 use mongodb::bson::{Document, RawDocumentBuf};
 
@@ -9,7 +9,7 @@ const BOOLEAN: u8 = 0x08;
 const DATE: u8 = 0x09;
 const INT: u8 = 0x10;
 
-/// Open documents are identified by their offset. The length of a document is written at its end.
+/// A buffer of BSON. Open documents are identified by their offset. The length of a document is written when it ends.
 pub(super) struct Bson(Vec<u8>);
 
 /// The key of an element: a name or an array index.
@@ -77,7 +77,7 @@ impl Bson {
         self.0.extend_from_slice(value.as_bytes());
     }
 
-    /// `value` must be UTF-8, like all strings of a batch.
+    /// Appends a string. `value` must be UTF-8, like all strings of a batch.
     pub(super) fn string(&mut self, key: impl Key, value: &[u8]) {
         self.key(STRING, key);
         let length = i32::try_from(value.len() + 1).expect("strings are short");

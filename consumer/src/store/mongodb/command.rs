@@ -1,4 +1,4 @@
-//! The commands that write cookies, encoded from a batch directly to BSON. Pure.
+//! The commands that write cookies, encoded from a batch directly to BSON. Does no I/O.
 //!
 //! A command is one BSON document and stays below the server's limit of 16 MiB: a thousand of the largest cookies take a
 //! twentieth of it.

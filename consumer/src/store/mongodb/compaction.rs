@@ -7,7 +7,7 @@
 //! Compactions are recorded in the collection `maintenance` of the database of cursors: `{_id: <namespace>, at: <date>,
 //! seconds, reusable, freed}`. So no compaction is repeated in the same window, even after a restart or by another consumer.
 //!
-//! To stop a compaction, the store requests the server to kill the operation, which is identified by its comment.
+//! To stop a compaction, the store requests that the server kill the operation, which is identified by its comment.
 //! MongoDB 6.0.5 ignores this request and `maxTimeMS`, and finishes the compaction (measured); other versions may stop.
 //! The server's list of operations shows running compactions, including those of an earlier process. These are neither
 //! repeated nor stopped.

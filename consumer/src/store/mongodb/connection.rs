@@ -2,7 +2,7 @@
 //!
 //! If a server stops responding without closing its connections, the driver's monitor detects this after at most 15 s: its
 //! heartbeat of 10 s plus [`SELECTION_TIMEOUT`]. It then ends pending commands. Each further attempt selects a server
-//! again, so writing continues when one responds.
+//! again, so writing continues when a server responds.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 

@@ -1,7 +1,7 @@
-//! Deletions in MongoDB: database `cookiesync`, collection `deletions`, `{_id: {u: <user>, d: <DSP>}, t: <microseconds>}`.
-//! `u` is empty if the deletion covers a whole DSP; `d` is 0 if it covers all DSPs of a user. `done` is the time up to which the job
-//! that deletes a whole DSP has removed its cookies. The document without `u` and `d` is the floor: cookies accepted up to `t` count
-//! as deleted, because older deletions were removed.
+//! Deletions in MongoDB: database `cookiesync`, collection `deletions`, `{_id: {u: <user>, d: <DSP>}, t: <microseconds>}`. `u` is
+//! empty if the deletion covers a whole DSP; `d` is 0 if it covers all DSPs of a user. `done` is the time up to which the job that
+//! deletes a whole DSP has removed its cookies. The document with an empty `u` and with 0 as `d` is the floor: cookies accepted up
+//! to `t` count as deleted, because older deletions were removed.
 //!
 //! A deletion is stored before the cookies that it covers are removed. A removal never affects cookies accepted later, so a
 //! removal that the server executes late, after its timeout, is harmless. The cookies of a batch are written after its removals.

@@ -1,4 +1,4 @@
-//! Classifies errors of MongoDB: retry the batch, retry the cookies of one DSP, or reject a cookie. Pure.
+//! Classifies errors of MongoDB: retry the batch, retry the cookies of one DSP, or reject a cookie. Does no I/O.
 //!
 //! - A [`Failure::Server`] concerns all DSPs: the batch is written again when the store is available.
 //! - A [`Failure::Dsp`] concerns one database: its cookies go to the retry queue.

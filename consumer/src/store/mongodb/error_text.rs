@@ -1,4 +1,4 @@
-//! Formats errors of the driver and the server as one line, without the commands that some errors contain. Pure.
+//! Formats errors of the driver and the server as one line, without the commands that some errors contain. Does no I/O.
 
 use mongodb::error::{Error, ErrorKind};
 

@@ -1,7 +1,7 @@
-//! Chooses between inserting unknown cookies of a DSP directly and finding existing users first. Pure.
+//! Chooses between inserting unknown cookies of a DSP directly and finding existing users first. Does no I/O.
 //!
-//! Inserting a cookie of an existing user costs mongod eight times as much as that of a new user. The cookie must then
-//! still be replaced. A find costs less than an insert. So finding first pays off from about one existing user in
+//! If the user exists, an insert fails and costs mongod eight times as much as for a new user. The stored cookie must
+//! then still be replaced. A find costs less than an insert. So finding first pays off from about one existing user in
 //! eleven (see the costs in `command.rs`).
 
 /// Minimum share of existing users at which users are found first.

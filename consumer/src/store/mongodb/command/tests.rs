@@ -1,4 +1,4 @@
-//! Compares encoded commands with the BSON of the driver, and the condition of upserts with `proto::newest`.
+//! Tests that compare encoded commands with the BSON of the driver, and the condition of upserts with `proto::newest`.
 
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 

@@ -1,4 +1,4 @@
-//! Plans the changes of a collection's indexes on `t`. Pure.
+//! Plans the changes of a collection's indexes on `t`. Does no I/O.
 
 use mongodb::bson::{Bson, Document};
 

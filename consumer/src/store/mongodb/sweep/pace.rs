@@ -1,4 +1,4 @@
-//! Pace of a sweep: the number of documents per step, and the pause after it. Pure.
+//! Pace of a sweep: the number of documents per step, and the pause after it. Does no I/O.
 //!
 //! A sweep is paced to use half of the remaining window. It is active for at least a tenth of the time and pauses for
 //! at most half a second, so that a small sweep ends soon. After a slow command, or a slow commit of the writer, it

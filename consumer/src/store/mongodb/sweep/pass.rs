@@ -1,4 +1,4 @@
-//! One pass over a collection: detects its end, and selects the documents to delete. Pure.
+//! One pass over a collection: detects its end, and selects the documents to delete. Does no I/O.
 
 use mongodb::bson::{Bson, DateTime};
 

@@ -1,4 +1,4 @@
-//! The sweep record of a collection, in `cookiesync.sweeps`: `{_id: <namespace>, began, at, complete: {began, ttl}}`. Pure.
+//! The sweep record of a collection, in `cookiesync.sweeps`: `{_id: <namespace>, began, at, complete: {began, ttl}}`. Does no I/O.
 
 use std::time::Duration;
 
