@@ -1,7 +1,7 @@
-//! The cost of a decision, compared with `governor`'s keyed limiter in the same run.
+//! Benchmark of a decision, compared with `governor`'s keyed limiter in the same run.
 //!
-//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the same functions in [`counted`].
-//! Each function makes [`ITEMS`] decisions per call, for known keys.
+//! The measured functions are in [`counted`]: `cargo bench -p limits` measures their time, and `.ci/instructions`
+//! counts their instructions. Each function makes [`ITEMS`] decisions per call, for known keys.
 
 use std::num::NonZeroU32;
 

@@ -65,8 +65,8 @@
 //!
 //! # Cost
 //!
-//! One lookup per limit, and no allocation for known keys. A decision takes 16 ns under one token bucket and 47 to 50 ns under three;
-//! `governor` takes 28 ns under one (`cargo bench -p limits`: 1,000 keys, one thread, medians of three runs).
+//! A decision costs one lookup per limit, and no allocation for known keys. It takes 16 ns under one token bucket and 47 to 50 ns
+//! under three; `governor` takes 28 ns under one (`cargo bench -p limits`: 1,000 keys, one thread, medians of three runs).
 
 mod algorithm;
 mod decision;

@@ -42,7 +42,7 @@ impl ActiveLimit {
     }
 }
 
-/// A set of limits with the states of their keys. Pure: the caller passes the time in nanoseconds.
+/// A set of limits with the states of their keys. Does no I/O; the caller passes the time in nanoseconds.
 ///
 /// The time should be monotonic. If it goes back, the latest time is used instead, so that no limit is exceeded.
 ///

@@ -2,7 +2,8 @@
 
 use http::{HeaderMap, Uri, header};
 
-/// Whether a port without tokens must reject the request: a browser sends it for a page of another site, or to a host that is not loopback.
+/// Whether a port without tokens must reject the request: because a browser sends it for a page of another site, or to a host that is not
+/// loopback.
 pub fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     is_cross_site(headers) || !has_loopback_host(headers, uri)
 }

@@ -18,7 +18,8 @@ use crate::{
 /// Maximum bytes of request headers, and of unread responses, per connection.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Responds to requests with `handler` until the stage stops. Requests in progress then still get a response. Plain text without `tls`.
+/// Responds to requests with `handler` until the stage stops. Requests in progress then still get a response. Without `tls`,
+/// connections are unencrypted.
 pub async fn serve<H, F, B>(
     listener: impl Listener,
     tls: Option<Arc<Handshakes>>,

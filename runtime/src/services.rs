@@ -1,5 +1,5 @@
-//! Services that every server has besides its data path: process metrics, reloads of files, and the API port. The
-//! module `admin` adds the admin port.
+//! Services that every server has besides its data path: process metrics, file reloads, and the API port. The module
+//! `admin` adds the admin port.
 
 use std::{error::Error, sync::Arc, time::Duration};
 

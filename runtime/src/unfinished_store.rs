@@ -1,7 +1,7 @@
 //! Removes an embedded store (fjall) whose creation was interrupted.
 //!
-//! fjall creates the lock file, an empty journal and a directory for keyspaces, and then writes the file `version`. If that
-//! file is missing or empty (full disk), fjall can neither open nor create the store, which has no data yet.
+//! fjall creates the lock file, an empty journal and a directory for keyspaces, and then writes the file `version`. If that file is
+//! missing or empty, for instance because the disk was full, fjall can neither open nor create the store. It contains no data yet.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +16,7 @@ const LOCK: &str = "lock";
 const JOURNAL: &str = "0.jnl";
 const KEYSPACES: &str = "keyspaces";
 
-/// Removes an unfinished store from `dir` unless another process uses it. Returns whether `dir` has a store that can be opened.
+/// Removes an unfinished store from `dir` unless another process uses it. Returns whether `dir` contains a store that can be opened.
 ///
 /// # Errors
 /// If the store is corrupt, or its files cannot be read or removed.

@@ -1,7 +1,7 @@
-//! Throughput, latency and CPU cost of decisions by `limiter serve` over HTTP, compared with decisions in Redis.
+//! Benchmark of decisions by `limiter serve` over HTTP, compared with decisions in Redis: throughput, latency and CPU cost.
 //!
-//! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for this time (default: 5), with
-//! random counters of one limit that grants every call. With the path of another build of `limiter`, it runs that build
+//! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for SECONDS (default: 5), with
+//! random counters of one limit that grants every call. PROGRAM is the path of another build of `limiter` to run
 //! instead. One thread runs the 32 clients:
 //!
 //! | backend | decision |
@@ -11,7 +11,7 @@
 //! | `exact` | the script of `limits-sharing` in Redis, 32 concurrent decisions |
 //! | `window` | `INCR` and `EXPIRE` in Redis: a fixed window, which is a weaker limit |
 //!
-//! The last two are skipped without a `redis-server`. `cargo bench -p limits` measures decisions in process.
+//! The last two are skipped without a `redis-server`. `cargo bench -p limits` measures decisions without a server.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! The library of the program `limiter`: validation, replay and serving of rate limits.
+//! The library of the program `limiter`: it validates, replays and serves rate limits.
 
 pub mod args;
 pub mod chart;

@@ -1,4 +1,4 @@
-//! Replay of a trace through limits.
+//! Replays the calls of a trace through limits.
 
 use std::{collections::VecDeque, time::Duration};
 

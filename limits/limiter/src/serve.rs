@@ -4,7 +4,7 @@
 //! - [`http`] parses requests; [`service`] processes them; [`tokens`] authorizes them.
 //! - [`limit_sources`] combines the limits of [`limits_file`] and of a MongoDB collection.
 //! - [`sharing`] delegates decisions to a server if several limiters share their limits.
-//! - [`saver`] writes changes to the [`store`] before the responses are sent.
+//! - [`saver`] writes the changes of a call to the [`store`] before the response to the call is sent.
 //! - [`metrics`] exports the state. Only [`app`] knows all components, and only [`config`] reads the environment.
 
 pub mod app;

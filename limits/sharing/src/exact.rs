@@ -1,12 +1,12 @@
-//! Exact limits: the server decides on every call, under all of its limits in one script run. Use them for small limits
-//! and quotas: each call costs one request to the server.
+//! Exact limits: the server decides on every call, under all limits of the call in one script run. Use them for small
+//! limits and quotas: each call costs one request to the server.
 //!
-//! Time is the server's clock in microseconds. A decision takes at most the budget. After a few calls without a reply, a
-//! circuit breaker stops requests for a second. During this second the caller decides. A call whose reply is late may have
-//! been counted.
+//! Time is the server's clock in microseconds. A decision takes at most [`Config::budget`]. After a few calls without a
+//! reply, a circuit breaker stops requests for a second. During this second, callers decide without the server. A call
+//! whose reply is late may have been counted.
 //!
 //! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to half
-//! of the budget for a permit; without one, the call was not counted. A server that replies to other calls counts as available.
+//! of the budget for a permit; without a permit, the call is not counted. A server that replies to other calls counts as available.
 //!
 //! No limits or keys are stored here: each call contains its rules, so they can change at any time. The server stores the state of a key
 //! while it has usage. If a rule changes but keeps its name, the number of used requests is carried over.

@@ -8,8 +8,8 @@
 //! In lease mode, no call waits for the server. In exact mode, a call waits for up to `timeout` (50 ms by default). Without the server,
 //! limits are never exceeded: each process continues with a smaller share, or with none.
 //!
-//! [`terms`] and [`member`] are pure. The server runs `lease.lua`; `tests/it/model/mod.rs` is its model in Rust, with a proof.
-//! [`dsp_limits`] checks which limits files a producer supports.
+//! [`terms`] and [`member`] do no I/O. The server runs `lease.lua`; `tests/it/model/mod.rs` is its model in Rust, with a
+//! proof. [`dsp_limits`] checks which limits files a producer supports.
 //!
 //! Clocks: shares depend on the processes' monotonic clocks, whose speeds may differ by 2%. Do not suspend a member's machine: if its
 //! monotonic clock stops, the member may use an expired lease for up to [`ttl`](terms::Terms::ttl) after it resumes.

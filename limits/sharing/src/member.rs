@@ -1,5 +1,5 @@
-//! One member of a group: its requests to the server, and its shares at any later time, even if no reply arrives. Pure: the caller
-//! passes the time, in microseconds of the member's monotonic clock, whose speed may be wrong by up to 1%.
+//! One member of a group: its requests to the server, and its shares at any later time, even if no reply arrives. Does no I/O; the
+//! caller passes the time, in microseconds of the member's monotonic clock, whose speed may be wrong by up to 1%.
 
 use std::{collections::BTreeMap, fmt};
 

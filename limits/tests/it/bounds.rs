@@ -1,4 +1,4 @@
-//! Upper bounds on the number of requests that an algorithm admits.
+//! Test helper: upper bounds on the number of requests that an algorithm admits.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Compares every algorithm with a simple model over the list of all admitted calls.
+//! Tests that compare every algorithm with a simple model over the list of all admitted calls.
 
 use std::time::Duration;
 

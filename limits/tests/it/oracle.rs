@@ -1,4 +1,4 @@
-//! Compares the token bucket with `governor`, an independent GCRA, and checks the guarantees of every algorithm.
+//! Tests that compare the token bucket with `governor`, an independent GCRA, and check the guarantees of every algorithm.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -1,7 +1,8 @@
 //! Finds buyer uids that are not ids: macros that an ad server did not replace, and placeholders for a missing id.
 //!
-//! Pure, without allocation. An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a value
-//! with a character that macros use is examined further, as it is and percent-decoded once more. This takes linear time.
+//! Does no I/O and allocates nothing. An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a
+//! value with a character that macros use is examined further: once as it is, and once after it was percent-decoded again.
+//! This takes linear time.
 
 use percent_encoding::percent_decode;
 use serde::Deserialize;

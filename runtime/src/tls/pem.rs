@@ -1,4 +1,4 @@
-//! Parses keys and certificates from the contents of PEM files. Pure.
+//! Parses keys and certificates from the contents of PEM files. Does no I/O.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Reads the expiry of a certificate. Pure.
+//! Reads the expiry of a certificate. Does no I/O.
 //!
 //! Parses only the DER fields up to the validity. The TLS library has already accepted the certificate, so an unexpected encoding
 //! is not an error: its expiry is unknown.

@@ -2,7 +2,7 @@
 //!
 //! If the system clock is more than a second ahead, because it was set or the machine slept, this clock jumps forward
 //! to it. Windows aligned to the clock thus match those of partners. If the system clock is set back, this clock keeps
-//! running ahead of it; after a restart by at most [`AHEAD_MAX`].
+//! running ahead of it. After a restart it is ahead by at most [`AHEAD_MAX`].
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},

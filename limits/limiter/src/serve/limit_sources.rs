@@ -1,11 +1,11 @@
 //! The sources of limits, and the limits that are in effect.
 //!
 //! The limits file and a MongoDB collection define limits by name. If both define a name, the collection takes precedence.
-//! Everything that does not belong to one limit comes from the file.
+//! Settings that do not belong to a single limit come from the file.
 //!
 //! - A version of a source takes effect completely or is rejected: file and collection are validated together. A rejected
 //!   version is validated again when the other source changes.
-//! - The `--state` directory has the last valid version of the collection, so a start does not depend on MongoDB.
+//! - The `--state` directory contains the last valid version of the collection, so a start does not depend on MongoDB.
 
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;

@@ -1,4 +1,4 @@
-//! The response body of a call with a slot, the time at which the call may be made.
+//! The response body of a call, which states its slot: the time at which the call may be made.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Writes changes to the store before their responses are sent, and syncs the store every second.
+//! Writes the changes of a call to the store before the response to the call is sent, and syncs the store every second.
 //!
 //! One thread does all writes; changes that arrive during a write are written together by the next one. A slow write thus
 //! delays responses, but neither decisions nor the admin port; a slow sync delays nothing. While a write or sync hangs,

@@ -90,7 +90,8 @@ impl Decider {
         self.shared.as_ref().map(|it| it.exact.is_connected())
     }
 
-    /// Number of decisions on shared limits, by decider: the server, the guaranteed share, or none.
+    /// Number of calls under shared limits: decided by the server, decided here within the guaranteed share, and
+    /// refused because neither was possible.
     pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 3]> {
         let shared = self.shared.as_ref()?;
         Some([

@@ -1,4 +1,4 @@
-//! Generates the charts of docs/limits.md by replays, and checks that they are up to date.
+//! Tests that the charts of docs/limits.md, which replays generate, are up to date. `UPDATE_DOCS=1` writes them.
 
 use std::{env, fmt::Write as _, fs, path::Path, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The command line of `limiter`.
+//! Tests of the command line of `limiter`.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! The example runs of a well-known article on rate limits, with the results of this library. Comments give the published
-//! output, and the reason where it differs.
+//! Tests with the example runs of a well-known article on rate limits. Comments give the published output, and the reason
+//! if the result of this library differs from it.
 
 use std::time::Duration;
 

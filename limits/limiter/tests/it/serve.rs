@@ -1,4 +1,4 @@
-//! `limiter serve` with real processes and sockets.
+//! Tests of `limiter serve` with real processes and sockets.
 
 mod clients;
 #[cfg(feature = "mongodb")]

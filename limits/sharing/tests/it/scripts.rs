@@ -1,4 +1,4 @@
-//! Compares the scripts with their Rust models over random traces, on a real server. Skipped without a server program.
+//! Tests that compare the scripts with their Rust models over random traces, on a real server. Skipped without a server program.
 
 use std::time::Duration;
 

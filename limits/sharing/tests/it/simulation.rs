@@ -1,4 +1,4 @@
-//! Simulates members and a server with faults: at every instant, the shares add up to at most the limit.
+//! Tests that simulate members and a server with faults: at every instant, the shares must add up to at most the limit.
 
 use std::{
     cmp::Reverse,

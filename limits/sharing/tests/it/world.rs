@@ -1,4 +1,4 @@
-//! Four processes with leased shares of one limit, their load, and a thread that checks the sum of shares.
+//! Test helper: four processes with leased shares of one limit, their load, and a thread that checks the sum of shares.
 
 use std::{
     sync::{

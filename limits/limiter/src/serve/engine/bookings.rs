@@ -1,7 +1,7 @@
 //! Future slots of global limits booked by each token, bounded so that no token books them all.
 //!
-//! A global limit allows a number of requests during [`MAX_WAIT`]. A token can book at most as many of them as remain
-//! free for other tokens. One token can thus book half, two tokens a third each, and another token always finds free
+//! A global limit allows a number of requests during [`MAX_WAIT`]. A token can book at most as many of them as remain free for
+//! other tokens. One token can thus book half of the requests, or two tokens a third each, and another token always finds free
 //! slots. Every token may book at least one call. Calls that proceed immediately are not bounded here.
 
 use std::{

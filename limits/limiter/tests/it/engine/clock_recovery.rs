@@ -1,4 +1,4 @@
-//! The clock of a restored engine.
+//! Tests of the clock of a restored engine.
 
 use limiter::serve::engine::Feedback;
 

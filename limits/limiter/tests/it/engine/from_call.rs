@@ -1,4 +1,4 @@
-//! Limits with `from_call`, whose calls provide the rule.
+//! Tests of limits with `from_call`, whose calls provide the rule.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Random calls with restarts from records: no quota is exceeded, and no state is lost.
+//! Tests that random calls with restarts from records exceed no quota and lose no state.
 
 use std::{collections::BTreeMap, time::Duration};
 

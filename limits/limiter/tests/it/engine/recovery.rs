@@ -1,4 +1,4 @@
-//! State of an engine that is restored from records.
+//! Tests of the state of an engine that is restored from records.
 
 use std::{num::NonZero, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Clients in other languages: one generated from the OpenAPI description, and the examples.
+//! Tests of clients in other languages: one generated from the OpenAPI description, and the examples.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,4 @@
-//! Limits from a MongoDB collection, on a standalone server and on a replica set.
+//! Tests of limits from a MongoDB collection, on a standalone server and on a replica set.
 
 use std::{fs, time::Duration};
 

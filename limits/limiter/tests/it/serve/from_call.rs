@@ -1,4 +1,4 @@
-//! Clients that provide the rule with each call, by `GET delay` before a call and `POST increment` after it.
+//! Tests of clients that provide the rule with each call, in `GET delay` before the call and in `POST increment` after it.
 
 use std::fs;
 

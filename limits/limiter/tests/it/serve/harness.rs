@@ -1,4 +1,4 @@
-//! A limiter process.
+//! Test helper: a limiter process.
 
 use std::{fs, path::Path, time::Duration};
 

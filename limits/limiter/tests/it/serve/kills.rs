@@ -1,4 +1,4 @@
-//! A limiter that is killed repeatedly under load: no quota is exceeded, and no counter loses usage.
+//! Tests that a limiter that is killed repeatedly under load exceeds no quota, and that no counter loses usage.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! The HTTP API: responses, tokens, and bounds for untrusted clients.
+//! Tests of the HTTP API: responses, tokens, and bounds for untrusted clients.
 
 use std::fs;
 

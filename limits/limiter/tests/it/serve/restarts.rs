@@ -1,4 +1,4 @@
-//! State across restarts, and reloads of the limits file.
+//! Tests of the state after restarts, and of reloads of the limits file.
 
 use std::fs;
 

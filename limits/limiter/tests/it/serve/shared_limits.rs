@@ -1,5 +1,5 @@
-//! Two limiters that share their limits through a real Redis server, which is paused, killed and restarted. Skipped without
-//! a server program.
+//! Tests of two limiters that share their limits through a real Redis server, which is paused, killed and restarted.
+//! Skipped without a server program.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Many concurrent clients, in one process and in several.
+//! Tests of slots with many concurrent clients, in one process and in several.
 
 use std::{collections::BTreeSet, env, fs, process::Stdio};
 

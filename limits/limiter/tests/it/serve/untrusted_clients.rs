@@ -1,4 +1,4 @@
-//! Resources that clients without a token can occupy, with real sockets.
+//! Tests of the resources that clients without a token can occupy, with real sockets.
 
 use std::{
     fs,

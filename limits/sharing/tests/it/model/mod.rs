@@ -1,4 +1,5 @@
-//! The ledger of a group, which the server stores: a model of `lease.lua`, step for step. Pure: the caller passes the time.
+//! The ledger of a group, which the server stores: a model of `lease.lua` for tests, step for step. Does no I/O; the caller
+//! passes the time.
 //!
 //! `scripts.rs` compares model and script over random traces. `simulation.rs` tests the model with lost messages, pauses, restarts,
 //! clock steps, and clocks of different speeds.
@@ -8,9 +9,9 @@
 //! At every instant, the shares of a limit that all members of a group use add up to at most the limit.
 //!
 //! A member uses its latest *grant*: a lease and a fallback share. It uses the lease for [`Terms::ttl`] from before it sent the request,
-//! then the smaller of both. From [`Terms::fallback_after`] it uses the fallback share, from [`Terms::forget_after`] the guaranteed share.
-//! Before its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one request at a time,
-//! ignores replies later than [`Terms::timeout`], and states in each request which grant it uses.
+//! then the smaller of both. From [`Terms::fallback_after`] on, it uses the fallback share, and from [`Terms::forget_after`] on, the
+//! guaranteed share. Before its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one
+//! request at a time, ignores replies later than [`Terms::timeout`], and states in each request which grant it uses.
 //!
 //! 1. A member therefore uses one of two grants: the one it stated last, or the one in the reply to that request. The server stores both
 //!    until the member states another one, and assumes the larger share of both.

@@ -1,4 +1,5 @@
-//! A proxy to a server that is slow, silent, or drops connections, with a seed. Its target can change.
+//! Test helper: a proxy to a server. The proxy can be silent, or can delay data and close connections at random, with a
+//! seed. Its target can change.
 
 use std::{
     net::SocketAddr,
