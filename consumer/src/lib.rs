@@ -9,7 +9,7 @@
 //!   the buffer is full, reading stops, HTTP/2 flow control stops the stream, and the backlog stays in the producer's log.
 //! - [`producers`] is the table of received and durable positions.
 //! - [`batch`] keeps the newest cookie of each (user, DSP) pair without copying it.
-//! - [`dsp_slots`] decides which DSPs may have cookies in the store, [`suppression`] which cookies need not be written.
+//! - [`dsp_slots`] decides which DSPs may have cookies in the store; [`suppression`] decides which cookies need not be written.
 //! - [`sink`] collects one batch while it writes another, and retries a write until the store has the batch. [`dead_letters`]
 //!   is the file of permanently rejected cookies; [`retry_queue`] holds the cookies of DSPs whose database fails.
 //! - [`store`] makes a batch durable, and then its cursors. A restarted consumer resumes from the cursors in the *store*.

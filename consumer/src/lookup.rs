@@ -1,8 +1,8 @@
 //! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
 //!
-//! If some DSPs cannot be read, the response has the results of the other DSPs, and names the failed DSPs. A response
-//! with failed DSPs and without results is a 503, because the user may exist. Until the deletions are loaded, every
-//! response is a 503, because the store may still have deleted cookies.
+//! If some DSPs cannot be read, the response contains the results of the other DSPs, and names the failed DSPs. A
+//! response with failed DSPs and without results is a 503, because the user may exist. Until the deletions are loaded,
+//! every response is a 503, because the store may still have deleted cookies.
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;

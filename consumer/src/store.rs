@@ -36,13 +36,13 @@ pub enum StoreError {
 /// Outcome of a write. Lists cookies by their index in the batch; all others are now in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
-    /// Older than the stored cookie of their pair.
+    /// Cookies older than the stored cookie of their pair.
     pub stale: Vec<u32>,
-    /// Permanently rejected.
+    /// Cookies that the store permanently rejected.
     pub rejected: Vec<RejectedCookie>,
-    /// Not written now, because the database of their DSP fails or does not exist yet.
+    /// Cookies not written now, because the database of their DSP fails or does not exist yet.
     pub deferred: Vec<DeferredCookies>,
-    /// Passed to [`Store::commit`].
+    /// The receipt to pass to [`Store::commit`].
     pub receipt: Receipt,
 }
 
@@ -271,9 +271,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Writes `batch`, which has only cookies of this DSP, and makes them durable. Creates the DSP's database if needed.
-    /// With an empty batch, checks whether the database is writable. May run concurrently with [`write`](Self::write) and
-    /// for several DSPs.
+    /// Writes `batch`, which contains only cookies of this DSP, and makes them durable. Creates the DSP's database if
+    /// needed. With an empty batch, checks whether the database is writable. May run concurrently with
+    /// [`write`](Self::write) and for several DSPs.
     ///
     /// # Errors
     /// When not all cookies were written.
@@ -363,7 +363,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Checks that the store is writable, without changing it. Cheap.
+    /// Checks that the store is writable, without changing it. This is cheap.
     ///
     /// # Errors
     /// When it is not writable.

@@ -11,8 +11,8 @@
 //! the batch that set an entry pending can confirm it. Entries that are older than the interval or do not fit are
 //! evicted. An eviction costs a write, and loses the time of the newest suppressed duplicate.
 //!
-//! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
-//! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).
+//! An entry takes 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer
+//! uid, and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).
 //!
 //! The table also determines which pairs the store has: their cookies are replaced instead of inserted.
 //!

@@ -60,7 +60,7 @@ pub enum Decision {
     },
     /// The call is refused, and no limit counted it unless [`Limit::count_refused`] is set.
     Refused {
-        /// The limit that refuses it. If several limits require a wait, the one with the longest wait.
+        /// The limit that refuses it. If several limits require a wait, this is the one with the longest wait.
         limit: LimitId,
         /// The reason.
         reason: Refusal,
@@ -107,16 +107,16 @@ pub struct Remaining {
 /// The effect of reported calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordOutcome {
-    /// They use quota.
+    /// The calls use quota.
     Counted,
-    /// They are too old to affect any limit.
+    /// The calls are too old to affect any limit.
     TooOld,
 }
 
 /// The reason why reported calls were rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Their time is in the future.
+    /// The time of the calls is in the future.
     #[error("the time of a call is in the future")]
     TooEarly,
     /// The key table is full.

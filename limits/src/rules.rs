@@ -107,7 +107,7 @@ pub struct Rule {
 /// The limit of unlisted keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unknown {
-    /// All their calls are refused.
+    /// All calls of unlisted keys are refused.
     Refuse,
     /// Only the global limits apply.
     Unlimited,

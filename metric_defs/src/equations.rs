@@ -69,7 +69,7 @@ pub const LEDGER: Equation = Equation {
     ],
 };
 
-/// The cookies of one subscriber of a producer. Holds for the series with the same labels.
+/// The cookies of one subscriber of a producer. The equation holds for the series with the same labels.
 pub const ACCOUNT: Equation = Equation {
     inputs: &[producer::SUBSCRIBER_APPENDED],
     terms: &[DELIVERED, LOST, Term::of(producer::QUEUED)],
@@ -81,7 +81,7 @@ pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELI
 /// Cookies that a subscriber will not receive.
 pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).minus(producer::RECOVERED);
 
-/// The cookies of one DSP limit of a producer. Holds for the series with the same labels.
+/// The cookies of one DSP limit of a producer. The equation holds for the series with the same labels.
 pub const SHAPING: Equation = Equation {
     inputs: &[producer::SHAPING_ACCEPTED],
     terms: &[

@@ -12,8 +12,8 @@
 //! - When the log is closed, the entry becomes exact.
 //!
 //! The bound thus holds whenever the process is killed: cookies are appended only after it is raised. It is too high by at
-//! most `BOUND_STEP`. Raising it by the capacity of each chunk instead would give a looser bound, because the smallest
-//! cookies have a tenth of the usual size, and more writes at low rates.
+//! most `BOUND_STEP`. Raising it by the capacity of each chunk instead would make the bound looser, because the smallest
+//! cookies have a tenth of the usual size, and would cause more writes at low rates.
 //!
 //! After a restart, a subscriber has lost the rest of its cursor's epoch, and all later epochs before the current one.
 //! The number of lost cookies is reported only if all these epochs are recorded.

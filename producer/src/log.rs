@@ -2,12 +2,12 @@
 //!
 //! # How it works
 //!
-//! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next
-//! batch would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is
-//! small). [`run_timers`] or an append seals it: writes the first sequence number and the headers into the buffer in
-//! place, and turns the buffer into an immutable [`Chunk`]. A chunk has exactly the bytes that every stream sends. The
-//! *ring* contains the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a
-//! stream sends them.
+//! Cookies are encoded in [`AppendBatch`]es and appended to one *open* buffer. The buffer is *sealed* when the next batch
+//! would not fit, or when its first cookie is [`Config::chunk_age`] old (three times that while the buffer is small).
+//! [`run_timers`] or an append seals it: writes the first sequence number and the headers into the buffer in place, and
+//! turns the buffer into an immutable [`Chunk`]. A chunk contains exactly the bytes that every stream sends. The *ring*
+//! contains the newest chunks up to [`Config::bytes_max`]. Older ones are evicted, and stay in memory only while a stream
+//! sends them.
 //!
 //! A [`Reader`] is a position in the ring and a maximum lag, without a queue. A chunk costs one wake-up per reader. A slow
 //! reader does not affect others: if it exceeds its maximum lag, or its position was evicted, it skips forward and gets

@@ -4,8 +4,8 @@
 //! every program on the machine has access. A web page in a browser on the machine may also send requests:
 //!
 //! - A page of another origin cannot read the responses, because no response has a CORS header.
-//! - DNS rebinding would make the page same-origin. So a loopback port accepts only loopback host names. Other addresses
-//!   do not check host names, because every client that reaches the port has access.
+//! - DNS rebinding would make the page same-origin. So a loopback port accepts only loopback host names. Ports on other
+//!   addresses do not check host names, because every client that reaches such a port has access.
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 

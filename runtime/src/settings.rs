@@ -7,7 +7,7 @@
 //! clap reports only the first error. So each value is validated separately, and all errors are reported together with those
 //! of the file.
 //!
-//! [`info_commands`] has the flags that print something and exit. [`live_config`] reloads settings at runtime.
+//! [`info_commands`] contains the flags that print something and exit. [`live_config`] reloads settings at runtime.
 
 mod common;
 mod config_errors;
@@ -232,8 +232,8 @@ impl RawSettings {
         })
     }
 
-    /// A command line with all valid values. Records the errors of invalid values, and replaces them by their defaults
-    /// so that constraints between settings are still checked.
+    /// A command line with all valid values. Records the errors of invalid values, and replaces them with their
+    /// defaults so that constraints between settings are still checked.
     fn valid_values(&mut self, command: &Command) -> Vec<OsString> {
         let mut line = vec![command.get_name().into()];
         for setting in command

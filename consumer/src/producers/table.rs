@@ -48,7 +48,7 @@ pub struct Address {
 pub struct Snapshot {
     /// All registered addresses.
     pub addresses: BTreeMap<SocketAddr, Address>,
-    /// By id: all producers with an address, and others with a durable cursor, up to [`PRODUCER_SERIES_MAX`].
+    /// All producers with an address, and others with a durable cursor, by id, up to [`PRODUCER_SERIES_MAX`].
     pub producers: BTreeMap<Arc<str>, ProducerStatus>,
 }
 

@@ -4,11 +4,11 @@
 //! # Durability
 //!
 //! Cookies are written with the write concern `w` of the URI, or with the server's default, without waiting for the
-//! journal. The cursors follow with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the
-//! cursors, it has all acknowledged writes before them. This needs one sync per batch instead of one per command. It
-//! requires that the server process stays the same, so the store checks its id before and after the commit. If the id
-//! has changed, the batch is written again. `w=0` is rejected, because unacknowledged writes cannot count as stored.
-//! With `w=1` on a replica set, a failover may lose acknowledged cookies.
+//! journal. The cursors follow with the same `w` and `j: true`. The journal of a mongod is sequential: once it contains
+//! the cursors, it also contains all writes that were acknowledged before them. This needs one sync per batch instead
+//! of one per command. It requires that the server process stays the same, so the store checks its id before and after
+//! the commit. If the id has changed, the batch is written again. `w=0` is rejected, because unacknowledged writes
+//! cannot count as stored. With `w=1` on a replica set, a failover may lose acknowledged cookies.
 //!
 //! # Expiry
 //!

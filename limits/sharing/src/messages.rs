@@ -24,7 +24,8 @@ pub struct LimitRequest {
     pub limit: String,
     /// Share in use.
     pub in_use: u64,
-    /// Fallback share: the share in use once the server has not responded for [`fallback_after`](crate::terms::Terms::fallback_after).
+    /// Fallback share: the share that the member uses once the server has not responded for
+    /// [`fallback_after`](crate::terms::Terms::fallback_after).
     pub fallback: u64,
     /// Share that the member could use.
     pub demand: u64,

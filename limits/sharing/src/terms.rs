@@ -66,7 +66,7 @@ impl Terms {
         4 * self.refresh
     }
 
-    /// Time after its last request with a reply at which a member uses its fallback share. Before that, it uses at most its expired lease.
+    /// A member uses its fallback share this long after its last request that got a reply. Before that, it uses at most its expired lease.
     ///
     /// By then, all leases that the server granted before it reserved the fallback share have expired, even if clock
     /// speeds differ by 2%.
@@ -74,7 +74,7 @@ impl Terms {
         (self.reserved_for() + self.silence_max() + self.timeout) / 49 * 50 + 50
     }
 
-    /// Time after its start at which a member that never received a reply uses its guaranteed share. Until
+    /// A member that never received a reply uses its guaranteed share this long after its start. Until
     /// [`fallback_after`](Self::fallback_after), other members may use the share of a previous process of its name, and
     /// the last request of that process may still be in transit.
     pub(crate) fn guaranteed_after(&self) -> u64 {

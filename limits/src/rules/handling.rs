@@ -25,12 +25,12 @@ pub struct Handling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// They pass and are counted.
+    /// The calls pass and are counted.
     #[default]
     Observe,
-    /// They are dropped.
+    /// The calls are dropped.
     Police,
-    /// They wait for their slot.
+    /// The calls wait for their slot.
     Shape,
 }
 

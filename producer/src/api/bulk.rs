@@ -37,7 +37,7 @@ pub(super) const DSP_INVALID: RowError = "dsp_invalid";
 pub(super) const BUYER_INVALID: RowError = "buyer_invalid";
 /// The token does not grant this DSP.
 pub(super) const FORBIDDEN_DSP: RowError = "forbidden_dsp";
-/// Older than the retention of deletions.
+/// Older than the time for which nodes keep deletions.
 pub(super) const TOO_OLD: RowError = "too_old";
 
 /// The values of the metric label.

@@ -13,7 +13,7 @@
 //!
 //! Each batch clears a [`Tally`] of 320 bytes, and each request writes to it once. After the batch is in the log, each
 //! request costs one lookup and one addition to a counter that other threads rarely write. There is no lock: each
-//! connection has a handle to an immutable table, which is replaced when it changes. `edge/connection.rs` has
+//! connection has a handle to an immutable table, which is replaced when it changes. `edge/connection.rs` gives
 //! measurements.
 
 use std::{

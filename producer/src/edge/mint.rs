@@ -23,7 +23,7 @@ const REDIRECT_BYTES_MAX: usize = 512;
 /// The response to a browser without the HTTP cookie `uid` (`--uid`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum UidMode {
-    /// An error.
+    /// An error response.
     #[default]
     Require,
     /// A new user id.

@@ -25,7 +25,7 @@ pub enum Delivery {
         first: Sequence,
         /// The last missing sequence number, inclusive.
         last: Sequence,
-        /// Why.
+        /// The reason for the loss.
         reason: GapReason,
     },
     /// No chunk was sealed for [`Config::idle_after`](super::Config::idle_after).

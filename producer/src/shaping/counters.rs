@@ -78,7 +78,7 @@ pub(crate) struct LimitCounters {
     pub(crate) spooled: u64,
     /// Times that a dead letter was requeued.
     pub(crate) requeued: u64,
-    /// By rule id.
+    /// Counters of each rule, by rule id.
     pub(crate) rules: BTreeMap<String, RuleCounters>,
     /// Queueing delays of released cookies.
     pub(crate) delays: Delays,

@@ -235,7 +235,7 @@ impl Subscribers {
         })
     }
 
-    /// Records the stored position of the node with this name. Its stream must be open, from the same network.
+    /// Records the stored position of the node with this name. The node must have an open stream from the same network.
     ///
     /// # Errors
     /// `NOT_FOUND` otherwise.
@@ -264,7 +264,7 @@ impl Subscribers {
         Ok(())
     }
 
-    /// By name, whether each node has carried out the deletions with these numbers; and the number of nodes that were evicted.
+    /// Whether each node, by name, has carried out the deletions with these numbers, and the number of nodes that were evicted.
     pub fn confirmed(&self, first: Sequence, last: Sequence) -> (BTreeMap<String, Confirmed>, u64) {
         let table = self.table();
         let nodes = table

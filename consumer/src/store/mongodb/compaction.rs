@@ -227,7 +227,7 @@ impl CollectionCompaction<'_> {
         Ok(true)
     }
 
-    /// Runs the command without a deadline. Requests the server to kill it when `stop` is cancelled.
+    /// Runs the command without a deadline. When `stop` is cancelled, requests that the server kill it.
     async fn run(&self, stop: &CancellationToken) -> Result<Document, Error> {
         let comment = format!(
             "cookiesync: {} compacts {}",

@@ -198,7 +198,7 @@ pub struct RemainingQuota {
     pub requests: u64,
     /// When one more request could be made, in microseconds of the server's clock.
     pub more_at: u64,
-    /// When the key has no usage any more.
+    /// When the key no longer has any usage.
     pub free_at: u64,
 }
 

@@ -54,11 +54,11 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GdprWhenAbsent {
-    /// It does not.
+    /// GDPR does not apply.
     No,
-    /// It does.
+    /// GDPR applies.
     Yes,
-    /// It does in the EEA, the United Kingdom and Switzerland, and does not in an unknown country.
+    /// GDPR applies in the EEA, the United Kingdom and Switzerland, but not in an unknown country.
     #[default]
     Country,
 }
@@ -67,7 +67,7 @@ pub enum GdprWhenAbsent {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DisclosedVendors {
-    /// Those created or updated since 2026-03-01, as TCF 2.3 requires.
+    /// The strings created or updated since 2026-03-01, as TCF 2.3 requires.
     #[default]
     ByDate,
     /// All.
@@ -94,7 +94,7 @@ pub enum GpcScope {
     /// Everywhere.
     #[default]
     Deny,
-    /// If the country is the US, or `gpp_sid` has a section of the US.
+    /// If the country is the US, or `gpp_sid` contains a section of the US.
     Us,
     /// Nowhere.
     Ignore,

@@ -1,6 +1,6 @@
 //! GPP strings: a header that lists section ids, and the sections in the order of the list.
 //!
-//! `DBACNY~CPXx…~1YNN` has the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
+//! `DBACNY~CPXx…~1YNN` contains the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
 
 use super::bits::{Bits, Malformed};
 

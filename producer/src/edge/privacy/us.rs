@@ -1,7 +1,7 @@
 //! US privacy: the state sections of a GPP string, and `us_privacy`.
 //!
-//! The core of a section has a field of two bits for each opt-out; 1 means that the user opted out. Sections 24 to 27 may
-//! begin with a header segment.
+//! The core of a section contains a field of two bits for each opt-out; 1 means that the user opted out. Sections 24 to
+//! 27 may begin with a header segment.
 
 use super::{
     bits::{self, Malformed},

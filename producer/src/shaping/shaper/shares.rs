@@ -18,7 +18,7 @@ const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// Share of each limit that this process may use; by default, the whole limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::shaping) struct Shares {
-    /// In millionths, by limit name.
+    /// Shares in millionths, by limit name.
     pub(in crate::shaping) by_limit: BTreeMap<String, u64>,
     /// Maximum number of members. The share of a window is static: 1/`members_max`. `None` without sharing.
     pub(in crate::shaping) members_max: Option<u64>,

@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Counters never decrease, so a cookie whose outcome changes is counted again, on both sides:
-//! - Delivered, then inside a gap of a later stream: it never arrived, and the log has evicted it. It counts as *lost* and
-//!   *undelivered*.
-//! - Lost, then delivered, because the subscriber reconnected with an older cursor, to which the maximum lag does not apply.
-//!   It counts as *delivered* and *recovered*.
+//! - A delivered cookie is inside a gap of a later stream: it never arrived, and the log has evicted it. It counts as
+//!   *lost* and *undelivered*.
+//! - A lost cookie is delivered, because the subscriber reconnected with an older cursor, to which the maximum lag does not
+//!   apply. It counts as *delivered* and *recovered*.
 //!
 //! # Assumptions
 //!

@@ -153,7 +153,7 @@ impl Confirmations {
         self.nodes.values().filter(has).count()
     }
 
-    /// By name, whether each node and each of the current `subscribers` has carried out the deletions with these numbers.
+    /// Whether each node and each of the current `subscribers`, by name, has carried out the deletions with these numbers.
     pub(super) fn states<'a>(
         &self,
         subscribers: impl Iterator<Item = (&'a str, Received)>,

@@ -18,7 +18,7 @@ pub(super) struct LastUsage {
     pub(super) remaining: u64,
     /// When one more request could proceed.
     pub(super) more_at: u64,
-    /// When the counter has no usage any more.
+    /// When the counter no longer has any usage.
     pub(super) free_at: u64,
     /// When the server reported this usage.
     pub(super) observed_at: u64,

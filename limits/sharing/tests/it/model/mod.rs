@@ -17,8 +17,8 @@
 //!    until the member states another one, and assumes the larger share of both.
 //! 2. A lease is granted only from what all others cannot use *until it ends*. If two leases overlap in time, the later
 //!    one was checked against the earlier one.
-//! 3. A member uses its fallback share `Terms::fallback_after` after its last request with a reply. The server reserves the
-//!    share from `Terms::silence_max` on. Leases that it granted before that have ended when the member uses the share.
+//! 3. A member uses its fallback share `Terms::fallback_after` after its last request with a reply. The server reserves the share
+//!    from `Terms::silence_max` on. Leases that the server granted earlier have ended by the time the member uses the share.
 //! 4. The fallback shares add up to at most the limit: one rises only after others are confirmed to have fallen.
 //! 5. The server's clock may stop or step. The time between two requests counts for up to `gap_max`. A longer time, or a step back, starts
 //!    a new *generation*: for `Terms::reserved_for` no share rises (the server learns), and a member without a grant of this generation may
