@@ -5,7 +5,7 @@
 //! DSP are rejected. DSPs in the store at startup have a slot even beyond the maximum. Only the operator can free a slot, by
 //! rejecting its DSP.
 //!
-//! Cost per cookie: one comparison in a direct-mapped cache, and set lookups on a miss.
+//! A cookie costs one comparison in a direct-mapped cache, and set lookups on a miss.
 
 use std::collections::BTreeSet;
 

@@ -9,7 +9,7 @@
 //! other. The subscription of the closed stream finds in this table that another address has the stream, and stands by
 //! instead of reconnecting. For a moment, both subscriptions may push the same cookies; duplicates change nothing.
 //!
-//! Cost: one lock per chunk, never held across an await. Commits, scrapes and pages also take it.
+//! Each chunk takes one lock, which is never held across an await. Commits, scrapes and pages also take this lock.
 
 mod completeness;
 mod producer;

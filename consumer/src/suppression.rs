@@ -2,7 +2,7 @@
 //!
 //! A user who syncs again with the same DSP nearly always has the same buyer uid. For an interval after a cookie was stored,
 //! such a duplicate is suppressed: writing it would only extend the cookie's expiry. A changed buyer uid always passes, unless
-//! it is older than a suppressed duplicate. Then it is stale, which the store could not detect.
+//! it is older than a suppressed duplicate. In this case it is stale, which the store could not detect.
 //!
 //! The table contains only cookies that this process has *stored*, so it is correct unless another process writes to or
 //! deletes from the store. When a cookie passes, its pair's entry is immediately replaced by a *pending* one. Until the
@@ -16,8 +16,8 @@
 //!
 //! The table also determines which pairs the store has: their cookies are replaced instead of inserted.
 //!
-//! Cost per cookie: a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached; another access
-//! when the cookie is stored. The system allocates and zeroes memory when it is first touched, up to the budget.
+//! A cookie costs a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached. Storing it costs
+//! another access. The system allocates and zeroes memory when it is first touched, up to the budget.
 
 use std::{collections::HashSet, hash::Hasher, time::Duration};
 

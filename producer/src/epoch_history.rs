@@ -35,8 +35,8 @@
 //!
 //! # Cost
 //!
-//! One `pwrite` of 400 bytes to memory per `BOUND_STEP` cookies, and two per chunk that is sealed by age, under the lock of
-//! the log.
+//! The record costs one `pwrite` of 400 bytes to memory per `BOUND_STEP` cookies, and two per chunk that is sealed because
+//! of its age, under the lock of the log.
 
 mod file;
 mod record;

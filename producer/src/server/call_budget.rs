@@ -15,8 +15,8 @@
 //! such guarantee: it has capacity for 200 health checks or 12 reflection calls. At 1,000 health checks per second from
 //! many addresses, they block each other and large requests, but not small requests for streams.
 //!
-//! Cost: one lock when a call begins, one when it ends, and one per frame of a large request, each with a scan of the
-//! unfinished calls.
+//! The lock of the budget is taken when a call begins, when it ends, and for each frame of a large request. Each new
+//! charge scans the unfinished calls.
 
 use std::{
     collections::BTreeMap,

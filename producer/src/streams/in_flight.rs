@@ -7,7 +7,7 @@
 //! Each stream is charged in full, although chunks are shared with the log and other streams. The total is therefore an
 //! upper bound; an exact count would cost too much.
 //!
-//! Cost: three relaxed atomic operations per delivered chunk, and one clock reading on release. While the total exceeds
+//! A delivered chunk costs three relaxed atomic operations, and one clock reading on release. While the total exceeds
 //! the budget, each delivery also takes a lock and iterates over the disconnected streams. It iterates over the other
 //! streams only if their bytes alone exceed the budget.
 

@@ -1,7 +1,7 @@
 //! Limits the connections per client address.
 //!
-//! Costs one lock when a connection opens and one when it closes, and a map entry per address with connections. IPv6
-//! addresses are counted per /64 network, which usually belongs to one customer or machine.
+//! The limit costs one lock when a connection opens and one when it closes, and a map entry per address with
+//! connections. IPv6 addresses are counted per /64 network, which usually belongs to one customer or machine.
 
 use std::{
     collections::HashMap,
