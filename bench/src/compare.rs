@@ -1,4 +1,5 @@
-//! `bench compare`: changes beyond noise between two reports of one scenario. The module `significance` defines noise.
+//! `bench compare`: lists measurements that differ by more than noise between two reports of one scenario. The module
+//! `significance` defines noise.
 
 mod significance;
 mod warnings;

@@ -1,4 +1,4 @@
-//! `bench e2e`: producers, consumers and stores on this machine at increasing rates, with verification of every store.
+//! `bench e2e`: runs producers, consumers and stores on this machine at increasing request rates, and verifies every store.
 //!
 //! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It generates
 //! open-loop load at each rate, and waits until the backlog is gone. At the end it stops producers and

@@ -6,7 +6,7 @@
 //! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store;
 //! - [`origin`] serves HTTP contents with delays and errors to a client under test;
-//! - [`compare`] lists changes between two reports that exceed noise.
+//! - [`compare`] lists measurements that differ by more than noise between two reports.
 //!
 //! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
 //! whole system ([`cluster`], [`launcher`]), observation of processes ([`observe`]), verification of stores ([`verify`]),

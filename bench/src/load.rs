@@ -4,10 +4,10 @@
 //! an open loop: requests are sent at their intended times whether or not responses arrive. Latency counts from those
 //! times, so that a stalled server cannot hide it.
 //!
-//! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. `hostile` replaces
-//! the requests. `session` and `connection` send the request and check its response. `recorder` counts the results of
-//! each thread (`threads`), and `second` merges them. `outcome` and `report` present the results; `generator` judges
-//! whether the generator distorted them.
+//! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. With `--hostile`,
+//! `hostile` replaces the requests. `session` and `connection` send the request and check its response. `recorder`
+//! counts the results of each thread (`threads`), and `second` merges them. `outcome` and `report` present the
+//! results; `generator` judges whether the load generator distorted them.
 
 mod args;
 mod connection;

@@ -1,7 +1,7 @@
 //! Observes the metrics, CPU time and memory of all processes of a cluster, and checks that their ledgers balance.
 //!
-//! Counters continue over restarts of a process; counts between the last observation and a kill are lost. A process that does
-//! not respond within 0.7 s, because it is suspended or overloaded, keeps its previous sample.
+//! Counters continue across restarts of a process. Counts between the last observation and a kill are lost. A process that
+//! does not respond within 0.7 s, because it is suspended or overloaded, keeps its previous sample.
 
 mod counts;
 mod observation;

@@ -1,7 +1,7 @@
 //! `bench origin`: an HTTP server with delays, errors and changing contents, to test clients such as the revalidator.
 //!
-//! Contents depend on the seed and the path, temporary errors on the seed and the number of the request. So a run can be
-//! repeated. A request is counted when it arrives, with the response that it will get.
+//! Contents depend on the seed and the path. Temporary errors depend on the seed and the number of the request. A run can
+//! therefore be repeated. A request is counted when it arrives, with the response that it will get.
 
 mod args;
 

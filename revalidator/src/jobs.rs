@@ -1,6 +1,6 @@
 //! Rules of jobs: which job a worker takes, how results are counted, and when a job is suspended or ends.
 //!
-//! All functions are pure; times are Unix milliseconds.
+//! The functions do no I/O and read no clock. Times are Unix milliseconds.
 
 use std::{collections::HashSet, ops::Deref};
 

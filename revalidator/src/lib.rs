@@ -1,16 +1,17 @@
 //! The library of the program `revalidator`.
 //!
-//! A job is a list of assets. A maker transmits the assets in batches and counts the results. Workers check each asset with a
-//! conditional request to its origin, replace or remove stored objects, and publish results.
+//! A job is a list of assets. A maker sends the assets in batches to workers through a message broker, and counts the results. Workers
+//! check each asset with a conditional request to its origin, replace or remove stored objects, and publish results.
 //!
 //! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] a copy of its buckets.
 //! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] make decisions without network, disk or clock.
 //! - A [`maker`] creates jobs on a [`schedule`], and transmits the assets of a [`source`].
 //! - A [`worker`] takes a job with a [`lease`] and checks its batches ([`batch`]) with requests to an [`origin`], within the limits of
 //!   a [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
-//! - [`apps`] is the applications file, [`config`] has the other settings, and [`client`] the common code of HTTP
+//! - [`apps`] reads the applications file, [`config`] reads the other settings, and [`client`] contains the common code of HTTP
 //!   clients.
-//! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] has the metrics.
+//! - [`http`] is the API, [`problem`] defines its error types, [`cli`] calls it from the command line, and [`metrics`] defines the
+//!   metrics.
 //!
 //! Only [`app`] uses all of them.
 

@@ -1,4 +1,5 @@
-//! The outbound limiter: each request of an application with a limit waits until the limiter permits it.
+//! Client of the outbound limiter. If an application has a limit, each of its requests waits until the limiter
+//! permits it.
 //!
 //! While the limiter is unavailable, no request is sent.
 

@@ -1,8 +1,8 @@
-//! A maker: transmits the batches of jobs, counts their results, and ends the jobs.
+//! A maker: sends the batches of each job to workers through the broker, counts the results, and ends the job.
 //!
-//! One maker has the lease of a job. The state of a job is its status and the stream of results, so after a crash another maker
-//! continues. It sends only the batches since the last cursor again, and each batch counts once. The counted results are collected
-//! in a file.
+//! At most one maker at a time holds the lease of a job. The state of a job is its status and the stream of results, so another
+//! maker continues after a crash. It resends only the batches after the last saved cursor, and each batch counts once. The counted
+//! results are collected in a file.
 
 pub mod bodies;
 mod housekeeping;

@@ -1,7 +1,8 @@
 //! Messages between makers and workers: JSON objects with the field names of the original design (docs/revalidator.md),
 //! extended by fields of this program.
 //!
-//! Programs in other languages create jobs with them. Unknown fields and states are kept when a status is written back.
+//! Programs in other languages create jobs with these messages. Unknown fields and states are kept when a status is
+//! written back.
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};

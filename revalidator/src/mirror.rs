@@ -1,7 +1,8 @@
-//! Copy of the buckets of jobs and subscriptions, kept up to date by watching them. One task writes it; makers, workers and pages read it.
+//! Local copy of the broker's buckets of jobs and subscriptions, kept up to date by watching the buckets. One task writes the copy.
+//! Makers, workers and pages read it.
 //!
-//! The state of a lease follows from this copy: its holder is lost if the revision of its key has not changed for [`LEASE`] on
-//! the clock of the reader. So the clocks of machines need not agree.
+//! The state of a lease follows from this copy: its holder is lost if the revision of its key has not changed for [`LEASE`],
+//! measured with the reader's clock. The clocks of machines therefore need not agree.
 
 use std::{
     collections::HashMap,

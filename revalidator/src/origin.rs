@@ -1,6 +1,7 @@
 //! Conditional requests to origins.
 //!
-//! The client of the application restricts hosts and addresses. The size of each body and of all bodies is bounded.
+//! The client of the application restricts hosts and addresses. The size of each body and the total size of all
+//! bodies are bounded.
 
 use std::{future::Future, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Outcome of a check, from the response of the origin. Pure.
+//! Determines the outcome of a check from the response of the origin. Does no I/O.
 
 mod cookies;
 

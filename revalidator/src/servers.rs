@@ -1,4 +1,4 @@
-//! Calls to the operator's nodes or producers. A call succeeds if one of them responds.
+//! Calls to the operator's nodes or producers. A call succeeds if one of these servers responds successfully.
 
 use std::{fs, path::Path, path::PathBuf, time::Duration};
 

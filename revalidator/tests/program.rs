@@ -1,4 +1,4 @@
-//! `revalidator serve` with real processes and sockets.
+//! Tests of `revalidator serve` with real processes and sockets.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 

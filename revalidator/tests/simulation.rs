@@ -1,4 +1,5 @@
-//! Jobs in simulated time: a model of the broker, makers, workers, and an origin with a known behavior.
+//! Tests of jobs in simulated time, with a model of the broker, makers, workers, and an origin with a known
+//! behavior.
 
 #![expect(clippy::unwrap_used, reason = "a simulation that fails panics")]
 

@@ -1,4 +1,4 @@
-//! Command-line options of a cluster.
+//! Command-line options of the cluster that a scenario starts.
 
 use std::{convert::Infallible, num::NonZeroUsize, str::FromStr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Network namespaces for nodes, which can be partitioned by dropping packets.
+//! Network namespaces for nodes. Dropping the packets of a node partitions it from the producers.
 //!
 //! Each consumer runs in its own namespace, connected to the host by a veth pair. All producers listen on one host address;
 //! each node has its own address. A partition drops packets of some TCP ports inside the namespace, in one direction or both,
@@ -8,7 +8,7 @@
 //! are chosen and assigned, so that concurrent processes choose different ones.
 //!
 //! Requires root, `ip` and `nft`; see [`unavailable_reason`]. All names contain the id of this process. Dropping the
-//! [`Network`] removes its namespaces, and namespaces of killed processes are removed before new ones are created.
+//! [`Network`] removes its namespaces. Namespaces that killed processes left are removed before new ones are created.
 
 use std::{
     fs::{self, File},

@@ -1,10 +1,10 @@
-//! Whether a measurement changed beyond noise. Both conditions must hold:
+//! Decides whether a measurement changed by more than noise. Both conditions must hold:
 //!
 //! - The relative difference exceeds the noise, 20 % by default: rates and latencies of identical runs differ by this much on a
-//!   shared machine. CPU time uses half of it.
-//! - The samples differ in the same direction by the Mann-Whitney test at 1 %, which assumes no distribution. With fewer than
-//!   eight samples on either side, only the first condition applies. Tail values (p99 and above, maximum) have no samples: one
-//!   stalled second determines such a value, but changes the rank of only one sample.
+//!   shared machine. For CPU time, half of this threshold applies.
+//! - The samples differ in the same direction according to a Mann-Whitney test at the 1 % level, which assumes no distribution.
+//!   With fewer than eight samples on either side, only the first condition applies. Tail values (p99 and above, maximum) are
+//!   compared without samples: one stalled second determines a tail value, but changes the rank of only one sample.
 //!
 //! The test alone would find a change in nearly every pair of runs, because successive seconds of a run are correlated.
 

@@ -1,4 +1,4 @@
-//! Differences that make two runs hard to compare: machine, build, arguments.
+//! Warnings about differences that make two runs hard to compare: machine, build, arguments.
 
 use crate::report::Environment;
 

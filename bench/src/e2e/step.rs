@@ -1,4 +1,4 @@
-//! Measurements at one rate.
+//! Measurements of one step, that is, of a load at one rate.
 
 use super::{
     cluster_run::{EarlyEnd, Settlement},

@@ -1,4 +1,4 @@
-//! Whether a rate was sustained, and the bottleneck if not. Pure.
+//! Decides whether a rate was sustained, and finds the bottleneck if it was not. Does no I/O.
 
 use super::{cluster_run::EarlyEnd, step::Step};
 use crate::{

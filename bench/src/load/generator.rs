@@ -1,9 +1,9 @@
-//! Whether the results of a load reflect the server, or the machine that sends the load.
+//! Judges whether the results of a load reflect the server, or the machine that sends the load.
 //!
-//! There are two indicators. First, with a rate, only the generator can delay a request that is due and has capacity on
-//! its connection. Second, Linux counts the time in which each sending thread ran or waited for a CPU
-//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads
-//! responses late, so that its own slowness fills them.
+//! There are two indicators. First, in a load with a rate, only the generator can delay a request that is due while its
+//! connection has capacity. Second, Linux counts the time in which each sending thread ran or waited for a CPU
+//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads responses
+//! late, so that its own slowness fills the pipelines.
 
 use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};

@@ -1,7 +1,7 @@
 //! Compact history of a connection: outcome and times of each request.
 //!
-//! Responses arrive in the order of the requests. So two counts are enough, plus ranges of requests that were not accepted
-//! (24 bytes each). Times are kept for groups of events within 10 ms (32 bytes each).
+//! Responses arrive in the order of the requests. Two counts (sent and settled requests) are therefore enough, plus ranges
+//! of requests that were not accepted (24 bytes each). Times are kept for groups of events within 10 ms (32 bytes each).
 
 use std::time::Duration;
 

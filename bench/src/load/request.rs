@@ -1,4 +1,4 @@
-//! Encoding of requests: a template of fixed bytes with the values of one request.
+//! Encodes requests: inserts the values of each request into a template of fixed bytes.
 
 use anyhow::{Context, Result, bail};
 use http::Uri;

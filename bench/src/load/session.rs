@@ -5,7 +5,7 @@
 //! have arrived; filling the pipeline earlier made no measurable difference.
 //!
 //! With a schedule, a full pipeline or socket buffer can delay requests. The delay counts as latency. Delayed requests are
-//! not encoded, so a stalled server costs 16 bytes per outstanding request, or up to 32 because the queue doubles.
+//! not encoded, so a stalled server costs 16 bytes per outstanding request, or up to 32 because the queue grows by doubling.
 
 use std::{
     cell::RefCell, collections::VecDeque, io, net::SocketAddr, pin::Pin, rc::Rc, time::Duration,

@@ -1,4 +1,4 @@
-//! A real HTTP client against each behavior of an origin.
+//! Tests of each behavior of an origin, with a real HTTP client.
 
 use clap::Parser;
 use launcher::{

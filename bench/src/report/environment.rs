@@ -1,4 +1,4 @@
-//! Machine, time and programs of a run.
+//! The conditions of a run: the machine, the end time, and the versions and build profiles of the programs.
 
 use std::{env, fs, thread};
 

@@ -1,4 +1,4 @@
-//! Rendering and reading of reports, with hostile strings and unusual values.
+//! Tests that reports with hostile strings and unusual values are rendered and read back.
 
 use std::{error::Error, fs};
 

@@ -1,4 +1,4 @@
-//! Checks the contents of one store. Pure.
+//! Checks the contents of one store. Does no I/O.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Tests with a model of a load and of a store, one kind of difference at a time.
+//! Tests of the verification, with a model of a load and of a store. Each test covers one kind of difference.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 

@@ -1,7 +1,7 @@
 //! The HTTP client of an application, and the hosts and addresses that it may reach.
 //!
-//! Requests are sent only to listed hosts and public addresses, over HTTPS; the settings list exceptions. Addresses are
-//! checked when connecting. Redirects are not followed, and proxies are not used.
+//! Requests are sent only to listed hosts and public addresses, over HTTPS; the settings list exceptions. Addresses are checked
+//! when a connection is opened. Redirects are not followed, and proxies are not used.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Settings of an application, as in the file.
+//! Settings of an application, as in the applications file.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -48,7 +48,7 @@ pub enum Overlap {
     Queue,
 }
 
-/// Settings of an application, as in the file.
+/// Settings of an application, as in the applications file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppSettings {

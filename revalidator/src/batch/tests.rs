@@ -1,4 +1,4 @@
-//! Outcomes of a batch, and their effects on stored objects.
+//! Tests of the outcomes of a batch, and of their effects on stored objects.
 
 use std::{
     cell::Cell,

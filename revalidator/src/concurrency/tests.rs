@@ -1,4 +1,4 @@
-//! Simulated jobs on origins with a known response time, including the example of the original design.
+//! Tests with simulated jobs on origins whose response times are known, including the example of the original design.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

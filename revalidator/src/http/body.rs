@@ -1,4 +1,4 @@
-//! Request bodies, in memory or in a temporary file.
+//! Reads request bodies into memory or into a temporary file.
 
 use std::{io, time::Duration};
 

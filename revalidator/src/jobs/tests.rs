@@ -1,4 +1,4 @@
-//! Selection, suspension, brake and counting of jobs.
+//! Tests of the rules of jobs: selection, suspension, removals within the brake, and counting of results.
 
 use super::*;
 use crate::messages::Asset;

@@ -1,7 +1,7 @@
 //! Assets that clients send with a new job: temporary files of the process that received them.
 //!
-//! Only this process can transmit them. It acquires the lease of the maker before it creates the job. Another process becomes the
-//! maker only if this one ends or loses the broker; the new maker then cancels the job.
+//! Only this process can transmit them. It acquires the job's maker lease before it creates the job. Another process becomes the
+//! maker only if this process ends or loses the broker connection. The new maker then cancels the job.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
 //! Housekeeping: cancels overdue jobs, removes ended jobs and keys of lost processes, bounds the space for results, and creates the
-//! jobs of schedules.
+//! jobs that are due by a schedule.
 //!
 //! Every maker runs all steps. Repeating a step changes nothing.
 

@@ -1,4 +1,5 @@
-//! Transmission of a job: reads its assets and publishes batches, while workers already check them.
+//! Transmission of a job: reads its assets and publishes them in batches. Workers check the first batches while later ones are still
+//! being published.
 
 use std::sync::Arc;
 

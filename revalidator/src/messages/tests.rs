@@ -1,3 +1,5 @@
+//! Tests of the messages: field names, unknown fields, and invalid statuses.
+
 use serde_json::json;
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Outcome of a match, from a 200 (`{"uid": "…"}`) or 204 of the partner.
+//! Determines the outcome of a match from the partner's response: 200 with `{"uid": "…"}`, or 204.
 
 use proto::{
     ids::{check_buyer_uid, hygiene},

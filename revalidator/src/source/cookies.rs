@@ -1,7 +1,7 @@
 //! The source of an application of kind `cookies`: the matches on its nodes, read in pages.
 //!
-//! A page is read from the first node that responds; another node can continue after it. Matches that the partner has confirmed
-//! recently are skipped.
+//! A page is read from the first node that responds; the next page can be read from another node. Matches that the partner has
+//! confirmed recently are skipped.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Tests of the lines of an assets file.
+//! Tests of an assets file: reading, selection, errors, and writing of results.
 
 use std::fs;
 

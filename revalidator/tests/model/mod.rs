@@ -1,4 +1,4 @@
-//! A model of the broker, in memory and with the clock of the test.
+//! A model of the broker for tests, in memory and with the clock of the test.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},

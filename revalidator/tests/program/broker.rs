@@ -1,4 +1,4 @@
-//! The NATS server: unavailable, restarted, or with other streams.
+//! Tests of an unavailable NATS server, a stream with other settings, invalid messages, and a shutdown.
 
 use std::time::Duration;
 

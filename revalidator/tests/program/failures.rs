@@ -1,4 +1,4 @@
-//! Failing origins, and an unavailable limiter.
+//! Tests with a failing origin, and with an unavailable limiter.
 
 use std::{
     sync::{Arc, Mutex},

@@ -1,4 +1,4 @@
-//! A maker in another language.
+//! Test of a maker that is written in another language.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Real processes: a NATS server, revalidators, and an origin in the test.
+//! Starts a NATS server and revalidators as real processes, and an origin in the test process.
 
 use std::{
     collections::HashMap,

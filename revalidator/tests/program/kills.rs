@@ -1,4 +1,4 @@
-//! Killed and joining processes, and killed brokers.
+//! Tests in which revalidators are killed and added, and brokers are killed.
 
 use std::{fs, time::Duration};
 

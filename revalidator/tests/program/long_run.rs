@@ -1,4 +1,5 @@
-//! The long run of the original design in real time: memory and CPU time of three processes, each with a maker and a worker.
+//! Test of the long run of the original design in real time. It measures the memory and CPU time of three processes, each
+//! with a maker and a worker.
 
 use std::{env, fs, time::Duration};
 

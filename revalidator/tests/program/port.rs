@@ -1,4 +1,4 @@
-//! Invalid requests, and requests of untrusted clients.
+//! Tests of the API: invalid requests, requests of untrusted clients, and commands of operators.
 
 use std::{process::Command, time::Duration};
 

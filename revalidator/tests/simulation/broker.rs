@@ -1,4 +1,4 @@
-//! Brokers that are full, and messages of other programs.
+//! Tests with a full broker, and with messages of other programs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Origins, workers, makers and brokers that fail.
+//! Tests in which an origin, a worker, a maker or the broker fails.
 
 use std::{
     collections::BTreeMap,

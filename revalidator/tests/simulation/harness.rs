@@ -1,4 +1,4 @@
-//! Makers, workers and an origin in simulated time.
+//! Runs the makers, the workers and the origin of a test in simulated time.
 
 use std::{
     cell::Cell,

@@ -1,4 +1,4 @@
-//! Schedules, ends of jobs without a maker, removal of ended jobs, and space for results.
+//! Tests of schedules, ends of jobs without a maker, removal of ended jobs, and space for results.
 
 use std::time::Duration;
 

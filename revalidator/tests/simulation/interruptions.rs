@@ -1,4 +1,4 @@
-//! Batches in progress when the origin throttles, or when the job or the lease ends.
+//! Tests of batches that are in progress when the origin throttles, when the job ends or is paused, or when the lease ends.
 
 use std::{
     sync::{

@@ -1,4 +1,5 @@
-//! Kills at any point: workers, makers and the broker, with a source, stored objects and lost responses.
+//! Tests of kills at any point: of workers, makers and the broker, with a source, stored objects and lost
+//! responses.
 
 use std::{
     collections::{BTreeMap, HashMap},

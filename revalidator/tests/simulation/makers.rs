@@ -1,4 +1,4 @@
-//! Makers: transmission, invalid results, assets of requests, and files that cannot be written.
+//! Tests of makers: transmission, invalid results, assets of requests, and files that cannot be written.
 
 use std::{fs, time::Duration};
 

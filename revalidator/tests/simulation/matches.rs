@@ -1,4 +1,5 @@
-//! Matches of a DSP over several days: a node and a producer on real sockets, a partner, browsers, failures and kills.
+//! Test of the matches of a DSP over several days, with a node and a producer on real sockets, a partner, browsers,
+//! failures and kills.
 //!
 //! The node applies rows as a store does: the newest time wins. It checks each row that changes a match.
 
