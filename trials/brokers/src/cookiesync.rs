@@ -1,4 +1,4 @@
-//! The producer of this project, loaded over HTTP and read through its streams.
+//! The producer of this project: the load is sent over HTTP, and subscribers read its streams.
 
 use std::{path::Path, time::Duration};
 

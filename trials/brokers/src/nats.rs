@@ -1,4 +1,4 @@
-//! NATS core.
+//! NATS core, without JetStream.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `brokers` counts every cookie exactly, with each installed system.
+//! Tests that `brokers` counts every cookie exactly, with each installed broker.
 
 use std::{path::PathBuf, process::Command};
 

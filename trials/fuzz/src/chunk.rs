@@ -1,4 +1,4 @@
-//! The consumer's decoder of stream messages.
+//! Fuzz target of the consumer's decoder of stream messages.
 
 use std::{sync::Arc, time::Duration};
 

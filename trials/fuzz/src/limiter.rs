@@ -1,4 +1,4 @@
-//! The limiter's parsers of requests, limits files, and the records in its directory.
+//! Fuzz targets of the limiter's parsers of requests, limits files, and stored records.
 
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Paths of requests to the consumer's admin port.
+//! Fuzz target of the consumer's admin port: paths of requests.
 
 use consumer::{deletions::Deletions, lookup, store::discard::DiscardStore};
 use futures_util::FutureExt;

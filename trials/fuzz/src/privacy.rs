@@ -1,4 +1,4 @@
-//! The edge's privacy check.
+//! Fuzz target of the edge's privacy check.
 
 use std::num::NonZeroU16;
 

@@ -1,4 +1,4 @@
-//! The edge's parser of HTTP connections.
+//! Fuzz target of the edge's HTTP parser.
 
 use std::sync::LazyLock;
 

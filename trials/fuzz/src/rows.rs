@@ -1,4 +1,4 @@
-//! Rows of the producer's bulk input.
+//! Fuzz target of the parser of rows in the producer's bulk input.
 
 use producer::api::cookies::Row;
 use proto::{limits::USER_ID_BYTES_MAX, wire::CookieRef};

@@ -1,4 +1,4 @@
-//! The parsers of command lines and configuration files.
+//! Fuzz target of the parsers of command lines and configuration files.
 
 use std::{ffi::OsString, fmt::Debug, fs};
 

@@ -1,9 +1,9 @@
-//! Determines the accepted cookies that a node may be missing: only cookies that its consumer reported as lost. Pure.
+//! Determines the accepted cookies that a node may be missing: only cookies that its consumer reported as lost. Does no I/O.
 //!
-//! A killed producer loses the cookies that a node had not received, because it keeps them only in memory. The consumer of the
-//! node reports their maximum number and the last received sequence number. Only this report determines the allowed losses: up
-//! to that number of cookies, accepted after that sequence number and before the next epoch. Reports of overlapping times are
-//! merged, because a request during the overlap may belong to either report.
+//! A killed producer loses the cookies that a node had not received, because a producer keeps cookies only in memory. The
+//! consumer of the node reports their maximum number and the last received sequence number. Only this report determines the
+//! allowed losses: up to that number of cookies, accepted after that sequence number and before the next epoch. Reports whose
+//! times overlap are merged, because a request during the overlap may belong to either report.
 
 use bench::{
     observe::{Observation, Role},

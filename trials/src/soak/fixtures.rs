@@ -1,4 +1,4 @@
-//! Test data: log messages of a consumer, and observations of a producer.
+//! Test data for unit tests: log messages of a consumer, and observations of a producer.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The plan of all faults, drawn from a seed so that a run can be repeated. Pure.
+//! The plan of all faults, drawn from a seed so that a run can be repeated. Does no I/O.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Losses reported by consumers, and the acceptance times of the lost cookies. Pure.
+//! Losses reported by consumers, and the acceptance times of the lost cookies. Does no I/O.
 //!
 //! The log of a consumer contains the producer, epoch and sequence numbers of each gap. After a producer restart, it contains the
 //! maximum loss after a sequence number of the previous epoch. The trial observes once per second how many cookies the producer

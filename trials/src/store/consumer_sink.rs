@@ -1,4 +1,5 @@
-//! The sink of the consumer, from its buffer to the store. It runs on separate threads, whose CPU time is that of the consumer.
+//! The sink of the consumer, from its buffer to the store. It runs on separate threads, whose CPU time counts as that of the
+//! consumer.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 

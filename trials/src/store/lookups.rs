@@ -1,5 +1,5 @@
-//! Lookups of a bidder during the writes: one document by its `_id`, as an open loop. With `--pages`, they share the store with a
-//! reader of pages in every second slice.
+//! Simulates the lookups of a bidder during the writes. Each lookup reads one document by its `_id`, at its due time whether or
+//! not earlier responses have arrived. With `--pages`, a reader of pages also uses the store in every second slice.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 

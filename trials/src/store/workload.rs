@@ -1,4 +1,4 @@
-//! The cookies to write, including repeats of earlier pairs of user and DSP. Pure.
+//! The cookies to write, including repeats of earlier pairs of user and DSP. Does no I/O.
 //!
 //! Pairs are numbered in order of their first cookie. The number and the seed determine user, DSP and buyer uid, so ids need no
 //! memory. A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has

@@ -1,4 +1,4 @@
-//! Scripts that control a real browser.
+//! Runs the Python scripts of tests that control a real browser.
 
 use std::{
     path::{Path, PathBuf},

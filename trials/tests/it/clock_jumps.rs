@@ -1,7 +1,7 @@
-//! Jumps of the wall clock of running processes, simulated with libfaketime.
+//! Tests in which the wall clock of running processes jumps, simulated with libfaketime.
 //!
-//! For any jump of its clock, a producer's chunk times never decrease and its epochs never repeat. On a consumer, the
-//! newest value still wins.
+//! Whatever the jump of a producer's clock, its chunk times never decrease and its epochs never repeat. On a consumer,
+//! the newest value still wins.
 
 use std::{
     fs,

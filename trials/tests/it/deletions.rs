@@ -1,4 +1,4 @@
-//! Deletions through the API: every node removes the cookies and never stores them again.
+//! Tests of deletions through the API: every node removes the cookies and never stores them again.
 
 mod bodies;
 mod late_command;

@@ -1,4 +1,4 @@
-//! Contents of a MongoDB, read with the standard driver like a bidder.
+//! Reads the contents of a MongoDB for tests, with the standard driver, as a bidder does.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The HTTP edge: responses to valid and invalid requests.
+//! Tests of the HTTP edge: responses to valid and invalid requests.
 
 mod abuse;
 mod browsers;

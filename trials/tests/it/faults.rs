@@ -1,5 +1,5 @@
-//! Killed and paused processes and network partitions that drop packets silently. Only undelivered cookies of a killed producer are
-//! lost.
+//! Tests with killed processes, paused processes, and network partitions that drop packets silently. Only undelivered cookies of a
+//! killed producer may be lost.
 
 use std::{env, path::Path, time::Duration};
 

@@ -1,6 +1,6 @@
-//! Every cookie has exactly one outcome at any time, through disconnects and restarts.
+//! Tests that every cookie has exactly one outcome at any time, even across disconnects and restarts.
 //!
-//! The harness checks the balance equations in every scrape of every test. The tests here cause the changes of outcome.
+//! The harness checks the balance equations in every scrape of every test. The tests here cause changes of outcomes.
 
 use anyhow::{Result, ensure};
 use bench::scrape::{Samples, names};

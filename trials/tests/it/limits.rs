@@ -1,4 +1,4 @@
-//! DSP limits of real producers: the cookies that DSPs send, and the cookies and times that readers receive.
+//! Tests of the DSP limits of real producers: the cookies that DSPs send, and the cookies and times that readers receive.
 //!
 //! Measurements are marked as ignored. Run them with dist builds on an idle machine:
 //! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 limits`. `LIMITS_SECONDS` overrides the length of

@@ -1,4 +1,4 @@
-//! The consumer's maintenance on a real `mongod`, with a clock that the test sets.
+//! Tests of the consumer's maintenance on a real `mongod`, with a clock that the test sets.
 
 mod expiry;
 mod sweep;

@@ -1,4 +1,4 @@
-//! Restarts, kills and unusual start orders lose no cookies.
+//! Tests that restarts, kills and unusual start orders lose no cookies.
 
 use anyhow::Result;
 use bench::{load, scrape::names, traffic::Traffic, verify::RequestHistory as _};

@@ -1,4 +1,4 @@
-//! Revalidation of matches with all programs: nodes, producer, NATS, and a partner in this process.
+//! Test of the revalidation of matches with all programs: nodes, producer, NATS, and a partner in this process.
 
 mod kills;
 mod partner;

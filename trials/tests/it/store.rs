@@ -1,4 +1,4 @@
-//! The stores of a node: contents, outages, and rejected cookies.
+//! Tests of the stores of a node: contents, outages, and rejected cookies.
 
 mod collections;
 mod connections;

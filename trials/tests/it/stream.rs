@@ -1,4 +1,4 @@
-//! Streams: `Subscribe` and `GetCookies`, slow and abusive clients, drains, and epoch changes.
+//! Tests of streams: `Subscribe` and `GetCookies`, slow and abusive clients, drains, and epoch changes.
 
 mod drain;
 mod epoch_history;

@@ -1,4 +1,5 @@
-//! Clients of both streaming calls, which check each message against the wire protocol and collect the received cookies.
+//! Test clients of both streaming calls, which check each message against the wire protocol and collect the received
+//! cookies.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! A TCP proxy that can close all connections and refuse new ones, or deliver one message late.
+//! A TCP proxy for tests, which can close all connections and refuse new ones, or deliver one message late.
 
 use anyhow::{Context, Result, ensure};
 use bench::programs::free_address;

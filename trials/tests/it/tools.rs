@@ -1,4 +1,5 @@
-//! Tools of operators and developers: status pages, configuration, metrics, bench, trials, the demo and the examples.
+//! Tests of the tools of operators and developers: status pages, configuration, metrics, bench, trials, the demo and
+//! the examples.
 
 mod admin;
 mod config_reload;

@@ -1,4 +1,4 @@
-//! Tests of the producer's log under thousands of thread schedules, explored by shuttle.
+//! Tests of the producer's log under thousands of thread schedules, which the library shuttle explores.
 //!
 //! The log is compiled from the producer's source files with shuttle's locks and wake-ups. shuttle reports a thread that waits forever as
 //! a deadlock. A failure prints its schedule.

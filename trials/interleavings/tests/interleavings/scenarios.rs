@@ -1,4 +1,5 @@
-//! Properties of the log under every schedule of appenders, the sealing task, readers and the close.
+//! Tests of properties that the log must have under every schedule of appenders, the sealing task, readers and the
+//! close.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,19 +1,21 @@
-//! Checks after a run. Every store must have the newest acknowledged value of each pair, unless a counted loss covers it, and nothing
-//! else. The metrics of both programs must balance.
+//! Checks after a run. Every store must contain the newest acknowledged value of each pair of user and DSP, unless a counted loss covers
+//! it. A store must contain nothing else. The metrics of both programs must balance.
 //!
-//! The cookies that a store may lack depend on the incarnation of the producer that acknowledged them:
+//! The cookies that a store may lack depend on the incarnation of the producer (one run of its process) that acknowledged them:
 //!
-//! - The incarnation still runs, or the store has its goodbye: only cookies that the consumer counts as lost, and none if queues are large
-//!   enough.
-//! - The incarnation ended otherwise: only its tail, after everything that the consumer received, and no more than the consumer reported
-//!   (see [`ends`]).
-//! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
+//! - If the incarnation still runs, or the store has its goodbye, the store may lack only cookies that the consumer counts as lost, and
+//!   none if queues are large enough.
+//! - If the incarnation ended otherwise, the store may lack only its tail, that is, cookies after the last one that the consumer received,
+//!   and no more than the consumer reported (see [`ends`]).
+//! - If cookies may have been queued for their limits when an incarnation crashed, the store may lack no more of their pairs than were
+//!   queued or reported as lost.
 //!
 //! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, a request is earlier if its
-//! response arrived before the other request was sent, by the clocks of their producers. A delayed cookie counts as sent and accepted at
-//! its acceptance time. A request without a response may have been accepted at any time, so a store may have its value.
+//! response arrived before the other request was sent, according to the clocks of their producers. A delayed cookie counts as sent and
+//! accepted at its acceptance time. A request without a response may have been accepted at any time, so a store may have its value.
 //!
-//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only where it may lack a cookie.
+//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only under the above conditions for a missing
+//! cookie.
 
 pub(crate) mod deletions;
 mod ends;

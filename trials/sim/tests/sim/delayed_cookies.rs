@@ -1,5 +1,5 @@
-//! Cookies that a producer accepts at one time and appends later, with their ages and in random order, like a stage that
-//! delays cookies.
+//! Simulates a stage that delays cookies: a producer accepts cookies, and appends them later with their ages and in
+//! random order.
 
 use std::{
     future::poll_fn,

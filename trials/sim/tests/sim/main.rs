@@ -1,18 +1,18 @@
 //! Deterministic simulation: the real producer and consumer programs in one thread, on a simulated network and clock, under faults
 //! drawn from a seed. A run depends on its seed only, so a failed seed can be replayed.
 //!
-//! `cargo test` runs the first 40 seeds, `.ci/run` the seeds up to 500, and `.ci/nightly` 600 more. Each seed takes 0.5 s of CPU time in
-//! a debug build. To run other seeds, or to replay one seed with its log:
+//! `cargo test` runs the first 40 seeds, `.ci/run` also runs seeds 40 to 499, and `.ci/nightly` runs 600 more. Each seed takes 0.5 s of
+//! CPU time in a debug build. To run other seeds, or to replay one seed with its log:
 //!
 //! ```sh
 //! SIM_SEEDS=1100..9999 cargo test --test sim seeds
 //! SIM_SEED=17 RUST_LOG=debug cargo test --test sim seeds -- --nocapture
 //! ```
 //!
-//! **Structure.** [`plan`] draws a run from its seed, [`scenarios`] has hand-written plans. [`world`] starts the hosts, injects the faults
-//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies. [`api_client`] sends bulk input and
-//! deletions, and looks up users. [`store`] simulates the stores of consumers, and [`clocks`] the clocks of hosts. [`loss_reports`]
-//! captures the losses that consumers report. [`check`] compares stores, reports and metrics with the requests.
+//! **Structure.** [`plan`] draws a run from its seed. [`scenarios`] contains hand-written plans. [`world`] starts the hosts, injects the
+//! faults and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies. [`api_client`] sends bulk input and
+//! deletions, and looks up users. [`store`] simulates the stores of consumers, and [`clocks`] simulates the clocks of hosts.
+//! [`loss_reports`] captures the losses that consumers report. [`check`] compares stores, reports and metrics with the requests.
 //!
 //! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,
 //! browsers, and the stores of consumers.
@@ -20,11 +20,11 @@
 //! **Not covered:** clocks that jump, suppression of duplicates except after deletions, and stores that reject single cookies
 //! permanently.
 //!
-//! **Tools.** turmoil gives each host a paused tokio runtime, and connects the hosts through a simulated network. The programs only take
-//! ports and connections as arguments. madsim would replace tokio and tonic with its own versions, which do not ship. turmoil does not
-//! control the system's time and random bytes, which decide epochs, hash orders and the order of `select!` branches. mad-turmoil
-//! overrides the two C functions for them in this binary. Process-wide counters, such as tokio's seeds, cannot be reset, so every seed
-//! runs in its own process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
+//! **Tools.** turmoil gives each host a paused tokio runtime, and connects the hosts through a simulated network. For this, the programs
+//! only accept ports and connections as arguments. madsim would replace tokio and tonic with its own versions, which do not ship.
+//! turmoil does not control the system's time and random bytes, which decide epochs, hash orders and the order of `select!` branches.
+//! mad-turmoil overrides the two C functions that return them. Process-wide counters, such as tokio's seeds, cannot be reset, so every
+//! seed runs in its own process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
 
 mod api_client;
 mod check;

@@ -1,6 +1,7 @@
 //! Hand-written plans: one per guarantee, with faults at critical moments.
 //!
-//! A bug found by a seed also gets a scenario, because every change of the drawing code changes the plans of seeds.
+//! A bug found by a seed also gets a scenario, because every change to the code that draws plans changes the plans
+//! of all seeds.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! A stalled producer, like a process paused by a signal: its sockets neither read nor write, and the timers of its log do not fire.
 //!
-//! When it continues, tasks that wait for sockets run before the timers. Of the possible orders in the runtime, most requests
-//! are then accepted before a timer fires. Other timers, such as the timers of limits, are not stalled.
+//! When it continues, tasks that wait for sockets run before the timers. Of all possible orders, this one accepts the most requests
+//! before a timer fires. Other timers, such as the timers of limits, are not stalled.
 
 use std::{
     future::poll_fn,

@@ -1,4 +1,4 @@
-//! A hash of all events of a run with their simulated times. Runs with equal hashes were identical.
+//! A hash of all events of a run and their simulated times. Two runs with equal hashes were identical.
 
 use std::{
     cell::RefCell,

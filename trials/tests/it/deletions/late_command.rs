@@ -1,4 +1,4 @@
-//! A command to MongoDB that the server executes after the deletion of its cookie.
+//! Test of a write command that MongoDB executes only after the cookie in the command has been deleted.
 
 use anyhow::Result;
 use mongodb::{Client, bson::doc};

@@ -1,4 +1,4 @@
-//! Deletions of one user among many, with a producer whose clock is behind, while one node is frozen. Each kind of
+//! Tests of the deletion of one user among many, with a producer whose clock is behind, while one node is frozen. Each kind of
 //! store is frozen once.
 
 use std::time::{Duration, Instant};

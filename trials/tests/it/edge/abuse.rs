@@ -1,4 +1,5 @@
-//! Abusive HTTP clients do not affect others: during each test, every request of a well-behaved client gets a response.
+//! Tests that abusive HTTP clients do not affect other clients: during each test, every request of a well-behaved client gets a
+//! response.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! Syncs of a real browser.
+//! Test of syncs in a real browser.
 
 use std::fs;
 

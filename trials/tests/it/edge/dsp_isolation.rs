@@ -1,5 +1,5 @@
-//! A failing DSP database or a flood of fake DSPs affects no other DSP. Both are reported and bounded, and lose no
-//! cookies.
+//! Tests that a failing DSP database or a flood of fake DSPs affects no other DSP. The consumer reports and bounds
+//! both, and loses no cookies.
 
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Store latency of real cookies during a flood of fake DSPs. Run it with dist builds on an idle machine:
-//! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 fake_dsps`
+//! Tests of the store latency of real cookies during a flood of fake DSPs. Run them with dist builds on an idle
+//! machine: `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 fake_dsps`
 
 use std::{num::NonZeroU64, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Hostile requests during syncs: each is counted under its reason, and its contents are not recorded, logged or exported.
+//! Tests of hostile requests during syncs: each hostile request is counted under its reason, and its contents are not
+//! recorded, logged or exported.
 
 use std::{collections::BTreeMap, fs};
 

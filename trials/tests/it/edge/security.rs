@@ -1,4 +1,4 @@
-//! Access to the streams: TLS, tokens, and limits per address that protect authorized clients.
+//! Tests of access to the streams: TLS, tokens, and limits per address that protect authorized clients.
 
 pub(crate) mod certificates;
 mod https;

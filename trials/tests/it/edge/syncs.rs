@@ -1,4 +1,4 @@
-//! Syncs reach the stores of all consumers in normal operation.
+//! Tests that syncs reach the stores of all consumers in normal operation.
 
 use std::{
     collections::BTreeMap,

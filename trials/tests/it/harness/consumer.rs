@@ -1,4 +1,4 @@
-//! A consumer process, with waits on its lookups and metrics.
+//! A consumer process for tests, with functions that wait for results of lookups and for metrics.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Cookies for tests, and the resulting store contents.
+//! Cookies for tests, and the store contents that result from them.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A producer process and the load on it.
+//! A producer process for tests, and the load on it.
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},

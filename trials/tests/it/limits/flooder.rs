@@ -1,4 +1,4 @@
-//! A DSP that floods the producer must not delay the other DSPs.
+//! Test that a DSP that floods the producer does not delay the other DSPs.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Tests of the memory of queued cookies.
+//! Test of the memory that queued cookies take.
 
 use anyhow::{Context, Result, ensure};
 use bench::{memory::Memory, scrape::names};

@@ -1,4 +1,4 @@
-//! Every limited cookie has one outcome: stores have exactly the released cookies, and all others are counted.
+//! Test that every limited cookie has one outcome: stores contain exactly the released cookies, and all others are counted.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 

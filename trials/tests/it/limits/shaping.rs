@@ -1,4 +1,4 @@
-//! DSP limits in real producers: queueing, reload, spooling at shutdown, and configuration errors.
+//! Tests of DSP limits in real producers: queueing, reload, spooling at shutdown, and configuration errors.
 
 use std::{
     fs,

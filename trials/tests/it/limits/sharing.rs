@@ -1,6 +1,7 @@
-//! A limit shared by four producers through a real Redis server that is paused, killed and restarted empty.
+//! Tests of a limit that four producers share through a real Redis server. The server is paused, killed, and restarted without its
+//! data.
 //!
-//! Skipped without `redis-server`; `REDIS_SERVER` names another binary.
+//! The tests are skipped without `redis-server`. `REDIS_SERVER` names another binary.
 
 use std::{
     collections::HashSet,

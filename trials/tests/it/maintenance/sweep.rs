@@ -1,4 +1,5 @@
-//! Expiry by sweep: which documents it deletes under kills, refreshes and changes of the TTL, and conversion from and to a TTL index.
+//! Tests of expiry by sweep: which documents a sweep deletes despite kills, refreshes and TTL changes, and how a collection is
+//! converted from and to a TTL index.
 
 mod handover;
 

@@ -1,4 +1,5 @@
-//! MongoDB servers that several tests use one after the other, because each start takes 0.6 s of CPU time: WiredTiger measures its clock.
+//! MongoDB servers that several tests use one after the other, because each start takes 0.6 s of CPU time, in which WiredTiger calibrates
+//! its clock.
 
 use std::{
     ops::{Deref, DerefMut},

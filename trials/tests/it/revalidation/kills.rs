@@ -1,5 +1,5 @@
-//! Two jobs, while any process is killed or frozen at any time. The first job changes matches. The second job removes matches that are
-//! missing again.
+//! Test of two jobs while any process may be killed or frozen at any time. The first job changes matches. The second job removes
+//! matches that are missing at the partner for the second time.
 
 use std::{env, time::Duration};
 

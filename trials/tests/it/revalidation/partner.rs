@@ -1,4 +1,4 @@
-//! A partner in this process, and browsers that sync while it responds.
+//! A partner in the test process, and browsers that sync while the partner responds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Creation of collections for cookies.
+//! Tests of the creation of collections for cookies.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Connections to MongoDB: all transports and authentication methods, and errors that never contain credentials.
+//! Tests of connections to MongoDB: all transports and authentication methods, and errors, which must never contain
+//! credentials.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,5 @@
-//! Cookies released later than accepted: the newest acceptance time wins in every store, and clients without age support are counted.
+//! Tests of cookies that are released later than they were accepted: the newest acceptance time wins in every store, and clients
+//! without age support are counted.
 //!
 //! The producer runs in the test process, which appends to its log.
 

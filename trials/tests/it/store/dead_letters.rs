@@ -1,4 +1,5 @@
-//! Cookies that MongoDB rejects permanently become dead letters with the reason, and delay no other cookie.
+//! Tests that cookies which MongoDB rejects permanently become dead letters with the reason, and delay no other
+//! cookie.
 
 use std::{fs, path::Path};
 

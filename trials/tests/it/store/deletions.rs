@@ -1,4 +1,4 @@
-//! Deletions in the MongoDB store, on a real `mongod`.
+//! Tests of deletions in the MongoDB store, on a real `mongod`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Embedded stores on a disk that no longer responds, such as a failing disk or a disconnected volume.
+//! Tests of embedded stores on a disk that no longer responds, such as a failing disk or a disconnected volume.
 //!
 //! No deadline can cancel a write to this disk, and the write may still complete. So the consumer waits, and reports the state in
 //! `/readyz` and later in `/healthz`. A limiter rejects calls that it cannot persist.

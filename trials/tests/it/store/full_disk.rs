@@ -1,4 +1,4 @@
-//! The embedded store on a full disk.
+//! Test of the embedded store on a full disk.
 //!
 //! After a failed write, only reopening the store shows which data is on disk. So the consumer logs the error and exits. It loses
 //! nothing, because its cursors match its store: after a restart with free space, producers redeliver the missing cookies.

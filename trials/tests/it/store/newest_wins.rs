@@ -1,4 +1,4 @@
-//! Newest wins in the MongoDB store: a real `mongod` is compared with a model.
+//! Tests that the newest cookie wins in the MongoDB store: a real `mongod` is compared with a model.
 //!
 //! For any order of arrival, the newest cookie of each pair stays, and the store reports the stale cookies.
 

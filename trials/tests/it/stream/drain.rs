@@ -1,4 +1,4 @@
-//! Clean shutdown: every accepted cookie is delivered and stored, and the exit code reports the result.
+//! Tests of clean shutdown: every accepted cookie is delivered and stored, and the exit code reports the result.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Reports of consumers about the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss.
-//! Each report must be correct.
+//! Tests of what consumers report about the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss. Each
+//! report must be correct.
 
 use std::{
     ffi::OsStr,

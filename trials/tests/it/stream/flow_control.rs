@@ -1,5 +1,5 @@
-//! HTTP/2 flow control between producers and a consumer. All windows share one budget. The consumer's memory therefore stays below the
-//! documented limit, for any number of producers and any state of its store.
+//! Tests of HTTP/2 flow control between producers and a consumer. All windows share one budget. The consumer's memory therefore stays
+//! below the documented limit, for any number of producers and any state of its store.
 
 use std::{num::NonZeroU64, time::Duration};
 

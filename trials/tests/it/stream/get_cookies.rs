@@ -1,4 +1,4 @@
-//! The wire protocol of `GetCookies`, which clients in any language rely on.
+//! Tests of the wire protocol of `GetCookies`, which clients in any language rely on.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path, process::Stdio, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Abusive gRPC clients are rejected or disconnected. A well-behaved subscriber that reads during each test loses no cookie.
+//! Tests that abusive gRPC clients are rejected or disconnected. A well-behaved subscriber that reads during each test loses no
+//! cookie.
 
 use std::{
     ffi::OsString,

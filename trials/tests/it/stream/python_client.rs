@@ -1,4 +1,4 @@
-//! A Python client, generated from the `.proto`, reads both streams.
+//! Test that a Python client, generated from the `.proto`, reads both streams.
 
 use std::{
     fs::{self, File},

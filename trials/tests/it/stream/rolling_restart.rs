@@ -1,9 +1,9 @@
-//! Rolling restart of two producers behind a load balancer, under load: no client receives an error, no accepted cookie is lost, and
-//! consumers report that nothing was lost.
+//! Tests of a rolling restart of two producers behind a load balancer, under load: no client receives an error, no accepted cookie
+//! is lost, and consumers report that nothing was lost.
 //!
-//! The load balancer is haproxy with the addresses in `deploy/haproxy.cfg` changed. It connects to the second producer
-//! over TLS, with a PROXY header. `ROLLING_RATE` sets the requests per second; the default suits a debug build on a
-//! busy machine.
+//! The load balancer is haproxy with `deploy/haproxy.cfg`, in which the test replaces the addresses. It connects to the second
+//! producer over TLS, with a PROXY header. `ROLLING_RATE` sets the requests per second; the default suits a debug build on a busy
+//! machine.
 
 use std::time::Duration;
 

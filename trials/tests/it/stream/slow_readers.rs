@@ -1,5 +1,5 @@
-//! Slow readers: the bytes in flight on their connections are counted and limited. The producer disconnects the slowest readers,
-//! which later resume from their cursors. Other readers are not affected.
+//! Tests of slow readers: the bytes in flight on their connections are counted and limited. The producer disconnects the slowest
+//! readers, which later resume from their cursors. Other readers are not affected.
 
 use std::time::Duration;
 

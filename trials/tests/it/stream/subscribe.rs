@@ -1,4 +1,4 @@
-//! The wire protocol of `Subscribe`: where a stream starts, the order of its messages, and how it ends.
+//! Tests of the wire protocol of `Subscribe`: where a stream starts, the order of its messages, and how it ends.
 
 use std::num::NonZeroUsize;
 

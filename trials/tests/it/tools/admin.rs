@@ -1,4 +1,4 @@
-//! The admin port of each process.
+//! Test of the admin port of each process.
 
 use anyhow::{Result, ensure};
 use bench::admin;

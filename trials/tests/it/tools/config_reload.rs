@@ -1,4 +1,4 @@
-//! Reload of the configuration of running processes.
+//! Tests that running processes reload their configuration.
 
 use anyhow::{Result, ensure};
 use bench::{admin, scrape::names};

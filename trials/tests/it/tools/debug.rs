@@ -1,4 +1,4 @@
-//! Profiles of a running process, and access to the debug endpoints.
+//! Tests of the profiles of a running process, and of access to the debug endpoints.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The demos as a user runs them. The final ledger of `cargo demo limits` must balance, whether the demo completes or
-//! is interrupted.
+//! Tests of the demos, run as a user runs them. The final ledger of `cargo demo limits` must balance, whether the
+//! demo completes or is interrupted.
 
 use std::{process::Stdio, time::Duration};
 

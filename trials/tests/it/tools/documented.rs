@@ -1,4 +1,5 @@
-//! Generates the settings in docs/configuration.md, and checks the log messages it lists.
+//! Tests that generate the settings in docs/configuration.md, and check the documented log messages, flags,
+//! guarantees and memory limits.
 
 use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 

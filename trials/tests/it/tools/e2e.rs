@@ -1,4 +1,4 @@
-//! `bench e2e` and `trials soak` as a user runs them, at low rates.
+//! Tests of `bench e2e` and `trials soak`, run as a user runs them, at low rates.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! The programs in `examples/`, unchanged, with real producers, a real consumer and a real `mongod`.
+//! Tests of the programs in `examples/`, unchanged, with real producers, a real consumer and a real `mongod`.
 
 use std::{
     collections::BTreeSet,

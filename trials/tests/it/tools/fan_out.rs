@@ -1,4 +1,4 @@
-//! `bench subscribe --fan-out` accounts for every cookie, writes its report and stops its processes.
+//! Tests that `bench subscribe --fan-out` accounts for every cookie, writes its report and stops its processes.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,5 @@
-//! Flags that print information instead of starting the program: configuration, checks, probes, completions and manual pages.
+//! Tests of flags that print information instead of starting the program: configuration, checks, probes, completions and
+//! manual pages.
 
 use anyhow::{Result, ensure};
 use bench::programs::free_address;

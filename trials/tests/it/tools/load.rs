@@ -1,4 +1,4 @@
-//! Results of a load on a server that is healthy, paused or down, or that returns errors.
+//! Tests of the results of `bench load` for a server that is healthy, paused or down, or that returns errors.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Metrics of subscribers, streams, DSPs and producers.
+//! Tests of the metrics of subscribers, streams, DSPs and producers.
 
 use anyhow::{Result, ensure};
 use bench::{

@@ -1,7 +1,7 @@
-//! Generates `docs/metrics.md` from the metrics that all programs register.
+//! Test that generates `docs/metrics.md` from the metrics that all programs register.
 //!
 //! The programs run here with every setting that registers metrics. Each system test also scrapes its processes at its end and
-//! rejects undocumented metrics, which finds metrics registered only in other cases.
+//! rejects undocumented metrics, which finds metrics that are registered only under other conditions.
 
 mod notes;
 mod references;

@@ -1,4 +1,4 @@
-//! The status pages in a real browser.
+//! Test of the status pages in a real browser.
 
 use anyhow::{Result, bail};
 use bench::programs::target_dir;

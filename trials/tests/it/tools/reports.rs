@@ -1,4 +1,4 @@
-//! Reports of `bench`: files, and comparison of two reports.
+//! Tests of the reports of `bench`: their files, and the comparison of two reports.
 
 use std::{
     fs,

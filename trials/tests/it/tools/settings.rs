@@ -1,4 +1,4 @@
-//! Configuration errors are reported together before startup, with exit code 2.
+//! Tests of settings: configuration errors are reported together before startup, with exit code 2.
 
 use std::net::TcpListener;
 

@@ -1,4 +1,4 @@
-//! The status page and `/readyz`: contents and access.
+//! Tests of the status page and of `/readyz`: contents and access.
 
 use anyhow::{Result, ensure};
 use bench::{

@@ -1,4 +1,4 @@
-//! `trials store` measures its variants and removes its data.
+//! Tests that `trials store` measures its variants and removes its data.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Checks of deletions. A cookie covered by a durable deletion must never be returned again. A receipt must not claim more than
 //! the stores have done. No other cookie may be missing because of a deletion.
 //!
-//! A deletion covers cookies accepted up to its time, by the clocks of the producers. If clocks differ, it may cover a few more or
-//! fewer cookies than the order of the requests suggests, within the difference of the clocks.
+//! A deletion covers cookies accepted up to its time, according to the clocks of the producers. If clocks differ, it may cover a few more
+//! or fewer cookies than the order of the requests suggests, within the difference of the clocks.
 
 use std::collections::BTreeMap;
 

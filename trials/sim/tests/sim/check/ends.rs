@@ -3,7 +3,7 @@
 //! - A report of an exact number, a maximum or no loss is correct: apart from earlier gaps, the store lacks no more
 //!   cookies of that incarnation and of later incarnations that the consumer missed.
 //! - A report has a number unless the producer's machine lost power, and with it the epoch history.
-//! - If a store lacks cookies of an ended incarnation that its consumer must have known, there is a report.
+//! - If a store lacks cookies of an ended incarnation that its consumer must have known, the consumer has reported a loss.
 //! - All reports are counted in the metrics. If the consumer was never killed and is settled, the metrics count nothing else.
 
 use std::{collections::BTreeSet, ops::Range};

@@ -1,4 +1,4 @@
-//! Test certificate authorities, and certificate files that can be replaced.
+//! Certificate authorities for tests, and certificate files that a test can replace.
 
 use std::{fs, path::Path};
 

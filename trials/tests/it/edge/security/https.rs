@@ -1,4 +1,4 @@
-//! A client of the sync port over TLS.
+//! A client for tests of the sync port over TLS.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Changes of the sweeping consumer or of the primary during a pass.
+//! Tests in which another consumer takes over a sweep, or another server becomes primary, during a pass.
 
 use std::collections::BTreeSet;
 

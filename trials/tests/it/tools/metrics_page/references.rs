@@ -1,4 +1,4 @@
-//! Checks that every metric named in texts and sources, or exported by a process, is on the metrics page.
+//! Tests that every metric is on the metrics page if a text or a source names it, or a process exports it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
