@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 #
-# One image with all programs, static, on a base without a shell:
+# Builds one image with all programs, which are statically linked, on a base image without a shell:
 #
 #   docker build -t cookiesync .
 #   docker run cookiesync producer --help

@@ -5,9 +5,9 @@
 //	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.3.0
 //	go generate && go mod tidy && go run . -name my-host producers.example:7676
 //
-// It connects to every address of a DNS name. -name is the subscriber's name. If a reader reconnects with it within a
-// minute, it loses nothing, unless the producer restarted, but may receive its last cookies twice. Two readers must not
-// use the same name.
+// It connects to every address of a DNS name. -name is the subscriber's name. A reader that reconnects with its name
+// within a minute loses nothing, unless the producer has restarted. It may receive its last cookies twice. Two readers
+// must not use the same name.
 package main
 
 //go:generate protoc -I ../../proto --go_out=. --go_opt=module=read_cookies --go_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync --go-grpc_out=. --go-grpc_opt=module=read_cookies --go-grpc_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync cookiesync/v1/cookiesync.proto

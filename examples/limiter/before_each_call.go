@@ -1,4 +1,4 @@
-// Queries the limiter before a call to a partner, and reports the partner's response.
+// Queries the limiter before a call to a partner, and reports the partner's response to the limiter.
 //
 //	go run before_each_call.go http://127.0.0.1:9099 LIMIT COUNTER URL_OF_PARTNER
 package main

@@ -1,4 +1,4 @@
-"""Queries the limiter before a call to a partner, and reports the partner's response.
+"""Queries the limiter before a call to a partner, and reports the partner's response to the limiter.
 
 usage: before_each_call.py URL_OF_LIMITER LIMIT COUNTER URL_OF_PARTNER
 

@@ -2,10 +2,10 @@
 
     COOKIESYNC_TOKEN=... python delete_users.py https://producer-1:8081 users.txt receipts --nodes 64
 
-Each line of the file is a user id. `receipts/USER.json` has the receipt. Its `done` is true once all nodes have removed the
+Each line of the file is a user id. `receipts/USER.json` contains the receipt. Its `done` is true once all nodes have removed the
 cookies. Run the same command again after an interruption, or if the exit code is 1 because some deletions are not done. It skips
 completed deletions and continues the others. Use a new directory for each list; otherwise a later deletion of the same user is
-skipped. URL is the address of one producer, because only the producer that issued a receipt can confirm it.
+skipped. The URL must lead to a single producer, because only the producer that issued a receipt can confirm it.
 """
 
 import json

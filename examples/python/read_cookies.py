@@ -3,8 +3,9 @@
     pip install grpcio grpcio-tools
     python read_cookies.py --name my-host producers.example:7676
 
-It connects to every address of a DNS name. `--name` is the subscriber's name. If a reader reconnects with it within a minute,
-it loses nothing, unless the producer restarted, but may receive its last cookies twice. Two readers must not use the same name.
+It connects to every address of a DNS name. `--name` is the subscriber's name. A reader that reconnects with its name within a
+minute loses nothing, unless the producer has restarted. It may receive its last cookies twice. Two readers must not use the same
+name.
 """
 
 import argparse

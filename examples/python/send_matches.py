@@ -2,7 +2,7 @@
 
     COOKIESYNC_TOKEN=... python send_matches.py https://producer:8081 matches.csv
 
-Each line of the CSV file has a user id, a DSP id and a buyer uid, and optionally the time of the match (milliseconds since the
+Each line of the CSV file contains a user id, a DSP id and a buyer uid, and optionally the time of the match (milliseconds since the
 Unix epoch). Rejected lines are printed to stderr; the exit code is then 1. You can repeat a failed or interrupted upload: for ten
 minutes, accepted rows are not processed again, because the Idempotency-Key of a request is the digest of its rows. After that
 time, repeated rows with a time change nothing, but repeated rows without a time count as new matches.

@@ -5,7 +5,7 @@
     maker.py 127.0.0.1:4222 --cancel JOB
 
 Each line is an asset: {"url": "https://…"}, optionally with key, eTag, hash and lastModified. Prints the id of the job to stderr, and
-each result as a line of JSON. It ends when the job ends, also if an operator or a revalidator cancels the job.
+each result as a line of JSON. It ends when the job ends, even if an operator or a revalidator cancels the job.
 """
 
 import base64

@@ -1,10 +1,11 @@
-"""Syncs of a real Chromium: pixel, redirects of three partners, opt-out, and minted cookies with and without third-party cookies.
+"""Tests the syncs of a real Chromium: pixel, redirects, opt-out, and minted cookies with and without third-party cookies.
 
 usage: browser.py CHROMIUM CERTIFICATE KEY EDGE PARTITIONED PRODUCER CONSUMER PARTNERS
 
-EDGE is the origin of a producer that mints cookies, and PARTITIONED of a producer that mints partitioned cookies. PRODUCER is the
-admin address of EDGE, and CONSUMER of a node that reads from both. On the port PARTNERS, this script serves the pages of a
-publisher and the syncs of the partners; the contracts of EDGE redirect DSPs 1 to 3 there. Needs only the standard library.
+EDGE is the origin of a producer that mints cookies, and PARTITIONED is that of a producer that mints partitioned cookies.
+PRODUCER is the admin address of the first producer, and CONSUMER is that of a consumer that reads from both. On the port
+PARTNERS, this script serves the pages of a publisher and the syncs of the partners; the contracts of the first producer redirect
+DSPs 1 to 3 there. Needs only the standard library.
 """
 
 import http.server
