@@ -29,7 +29,7 @@ pub struct Target {
     pub role: Role,
     /// Name in reports.
     pub name: String,
-    /// Changes after a restart.
+    /// Process id, which changes after a restart.
     pub process_id: u32,
     /// Address of the admin port, if any.
     pub admin: Option<String>,

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{SetupArgs, reachable};
 
 pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// More than the drain timeout of a process.
+/// Timeout for the stop of a process, longer than its drain timeout.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// File with the token for pages that return cookies.

@@ -80,7 +80,7 @@ impl Mongod {
         format!("mongodb://{}", self.address)
     }
 
-    /// Its address.
+    /// Address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -90,7 +90,7 @@ impl Mongod {
         &mut self.process
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills the server (SIGKILL).
     ///
     /// # Errors
     /// If the system call fails.
@@ -98,7 +98,7 @@ impl Mongod {
         self.process.kill()
     }
 
-    /// Suspends it (SIGSTOP): connections stay open without any response.
+    /// Suspends the server (SIGSTOP): connections stay open without any response.
     ///
     /// # Errors
     /// If it has exited.
@@ -106,7 +106,7 @@ impl Mongod {
         self.process.signal(Signal::STOP)
     }
 
-    /// Continues it after [`pause`](Self::pause).
+    /// Continues the server after [`pause`](Self::pause).
     ///
     /// # Errors
     /// If it has exited.
@@ -114,7 +114,8 @@ impl Mongod {
         self.process.signal(Signal::CONT)
     }
 
-    /// Starts it again with the same port and data after it has exited, and waits until it accepts connections.
+    /// Starts the server again with the same port and data, after it has exited, and waits until it accepts
+    /// connections.
     ///
     /// # Errors
     /// If it is still running or does not start.

@@ -52,12 +52,12 @@ impl Nats {
         Ok(nats)
     }
 
-    /// Its URL.
+    /// URL of the server.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
 
-    /// Starts it again with its streams after it has exited.
+    /// Starts the server again with its streams, after it has exited.
     ///
     /// # Errors
     /// If it does not start.

@@ -94,7 +94,7 @@ impl Launch<'_> {
 }
 
 impl Producer {
-    /// Waits until it is ready.
+    /// Waits until the producer is ready.
     ///
     /// # Errors
     /// If it exits, or is not ready after `timeout`.

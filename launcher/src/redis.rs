@@ -44,7 +44,7 @@ impl Redis {
         Ok(Self { process, address })
     }
 
-    /// Its address.
+    /// Address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

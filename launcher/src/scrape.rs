@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// The metrics of producer and consumer, and metrics whose names depend on a port.
+/// Names of the metrics of producer and consumer, and of metrics whose names depend on a port.
 pub mod names {
     pub use metric_defs::{consumer::*, process::*, producer::*};
 
@@ -174,7 +174,7 @@ impl Buckets {
         Self(counts.collect())
     }
 
-    /// The observations of both.
+    /// The observations of both histograms.
     pub fn plus(&self, other: &Self) -> Self {
         if self.0.is_empty() {
             return other.clone();

@@ -127,7 +127,7 @@ impl Apps {
 /// The current applications.
 pub type CurrentApps = Arc<dyn Fn() -> Arc<Apps> + Send + Sync>;
 
-/// The file of the applications.
+/// The applications file.
 #[derive(Debug)]
 pub struct File(pub NamedFile);
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-/// Reference for the mean of a batch.
+/// Reference with which the mean response time of a batch is compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -28,7 +28,7 @@ pub const PROBE_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Reference for the mean of a batch.
+    /// Reference with which the mean response time of a batch is compared.
     pub mode: Mode,
     /// Minimum and first number of parallel requests.
     pub min: usize,
@@ -36,10 +36,10 @@ pub struct Settings {
     pub max: usize,
     /// Change after each batch.
     pub step: usize,
-    /// Mean of the first batch above which the number is lowered.
+    /// Mean response time of the first batch above which the number of parallel requests is lowered.
     #[serde(deserialize_with = "crate::values::duration")]
     pub first: Duration,
-    /// Difference between the mean and the reference from which the number is lowered.
+    /// Minimum difference between the mean and the reference at which the number of parallel requests is lowered.
     #[serde(deserialize_with = "crate::values::duration")]
     pub worse_by: Duration,
 }

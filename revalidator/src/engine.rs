@@ -68,7 +68,7 @@ pub const ACK_WAIT: Duration = Duration::from_secs(30);
 /// Maximum bytes of the results of all jobs.
 pub const RESULT_BYTES_MAX: u64 = 4 << 30;
 
-/// Bytes of results above which only the oldest job is transmitted.
+/// Bytes of results above which makers publish batches of the oldest job only.
 pub const OPEN_RESULT_BYTES_MAX: u64 = RESULT_BYTES_MAX / 4 * 3;
 
 /// Maximum bytes of a message. A result is larger than its batch, because it includes the new validators.

@@ -36,13 +36,13 @@ pub const ENDED_CHECK_MS_MAX: u64 = DAY_MS / 24;
 /// Maximum difference between the clocks of two programs.
 const CLOCK_MS_MAX: u64 = DAY_MS / 24;
 
-/// Minimum number of failed or gone assets in a batch that suspends the job.
+/// A batch suspends its job only if at least this number of its assets failed or are gone.
 pub const SUSPENDING_ASSETS_MIN: usize = 5;
 
 /// Reason of a pause by an operator.
 pub const PAUSED: &str = "paused by an operator";
 
-/// Reason of a suspension by an origin that stops all jobs of the application.
+/// Reason of a suspension that the origin demands. It stops all jobs of the application.
 pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
 
 /// The jobs that a worker may process, oldest first. Each is open, not suspended, and the oldest open job of its application. Jobs

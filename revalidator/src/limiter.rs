@@ -97,7 +97,7 @@ impl Limiter {
         }
     }
 
-    /// Reports a response that demands fewer requests.
+    /// Reports to the limiter a response that demands fewer requests.
     pub async fn feedback(&self, counter: &str, response: &Response) {
         let body = json!({ "status": response.status, "retry_after": response.retry_after });
         let result = self.call(counter, "feedback", &body).await;

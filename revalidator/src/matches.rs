@@ -56,7 +56,7 @@ pub async fn notes<E: Engine>(engine: &E, app: &App, users: Vec<String>) -> Resu
     notes.try_collect().await
 }
 
-/// Replaces `gone_since` of the assets by the time in their notes, because clients of the streams could have forged it.
+/// Replaces `gone_since` of the assets with the time in their notes, because clients of the streams could have forged it.
 ///
 /// # Errors
 /// When the broker fails.

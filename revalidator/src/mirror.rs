@@ -298,8 +298,8 @@ pub async fn change_job<E: Engine>(
     change_job_of(engine, id, None, change).await
 }
 
-/// Like [`change_job`], if `maker` still has the lease of the job: a suspended process may have lost it without noticing. The lease
-/// is read after the job, so a change by a later maker causes a conflict.
+/// Like [`change_job`], but only if `maker` still holds the lease of the job: a suspended process may have lost it without
+/// noticing. The lease is read after the job, so a change by a later maker causes a conflict.
 ///
 /// # Errors
 /// When the engine fails, or the lease is lost.

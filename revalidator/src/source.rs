@@ -103,7 +103,7 @@ pub fn parse(line: &[u8]) -> Result<Line> {
     Ok(line)
 }
 
-/// Checks the size of a file. A missing one is not an error.
+/// Checks the size of a file. A missing file is not an error.
 ///
 /// # Errors
 /// When it exceeds [`SOURCE_BYTES_MAX`].

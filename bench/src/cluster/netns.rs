@@ -38,7 +38,7 @@ const TABLE: &str = "cookiesync";
 /// Number of namespaces created by this process.
 static CREATED: AtomicU32 = AtomicU32::new(0);
 
-/// Packets dropped by a partition.
+/// Direction of the packets that a partition drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// All packets.
@@ -64,7 +64,7 @@ pub struct Namespace {
     address: Ipv4Addr,
 }
 
-/// Why namespaces are unavailable, found by creating one; `None` if they are available.
+/// The reason why namespaces are unavailable, found by trying to create one; `None` if they are available.
 pub fn unavailable_reason() -> Option<String> {
     let created = Network::create(1);
     let partitioned = created.and_then(|network| network.nodes[0].partition(Direction::Both, &[1]));

@@ -18,7 +18,7 @@ const Z_AT_ONE_PERCENT: f64 = 2.576;
 /// Noise of CPU time relative to that of times and rates.
 const CPU_NOISE: f64 = 0.5;
 
-/// A measurement of either or both reports.
+/// A measurement that is in one report or in both.
 pub(super) struct Change<'a> {
     name: String,
     a: Option<&'a Measurement>,
@@ -50,7 +50,7 @@ impl Verdict {
     }
 }
 
-/// All compared measurements of A in order, then those of B only.
+/// All compared measurements of A in order, then those that only B contains.
 pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Change<'a>> {
     let [of_a, of_b] = [a, b].map(|report| {
         let compared = report.measurements();

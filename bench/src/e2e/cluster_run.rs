@@ -49,7 +49,7 @@ pub struct ClusterRun {
     pub failure: Option<String>,
 }
 
-/// A load with the observations around it.
+/// A load, with the observations before and after it.
 pub struct LoadRun {
     /// Result of the load.
     pub result: LoadResult,
@@ -213,7 +213,8 @@ impl ClusterRun {
         Ok(())
     }
 
-    /// Waits until `is_settled`, given the previous and the current observation, or until the backlog stops shrinking.
+    /// Waits until `is_settled` returns true for the previous and the current observation, or until the backlog stops
+    /// shrinking.
     pub async fn settle(
         &mut self,
         stop: &CancellationToken,

@@ -139,7 +139,7 @@ impl Step {
         (sum(names::LOST), sum(names::FAILED))
     }
 
-    /// `yes` or `no` by whether the rate was sustained, or why this is unknown.
+    /// `yes` or `no`, depending on whether the rate was sustained; or the reason why this is unknown.
     pub(super) fn verdict<'a>(&self, yes: &'a str, no: &'a str) -> &'a str {
         match self.ended_early {
             Some(EarlyEnd::Interrupted) => "interrupted",

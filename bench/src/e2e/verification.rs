@@ -11,7 +11,7 @@ pub struct Verification {
     pub verdicts: Vec<StoreVerdict>,
     /// Stores that could not be verified, with reasons.
     pub failed: Vec<String>,
-    /// Why there is nothing to verify, if so.
+    /// The reason why there is nothing to verify, if any.
     pub not_verified: Option<String>,
     /// Number of scrapes in which the ledger balanced.
     pub balanced: u64,

@@ -98,7 +98,7 @@ impl GeneratorVerdict {
         }
     }
 
-    /// Whether 1 % of the requests were sent late.
+    /// Whether more than 1 % of the requests were sent late.
     pub(super) fn is_late(send_delay: &Percentiles) -> bool {
         send_delay.p99 > LATE_MICROS
     }

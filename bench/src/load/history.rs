@@ -59,7 +59,7 @@ impl History {
         }
     }
 
-    /// Records that `count` requests were sent, not before `now_nanos`.
+    /// Records that `count` requests were sent at `now_nanos` or later.
     #[inline]
     pub(super) fn send(&mut self, count: u64, now_nanos: u64) {
         if self.keeps_all {

@@ -21,7 +21,7 @@ pub(super) fn intended_nanos(rate: NonZeroU64, number: u64) -> u64 {
     u64::try_from(nanos).unwrap_or(u64::MAX)
 }
 
-/// Send times of one connection. Connections alternate round-robin.
+/// Send times of one connection. Requests are assigned to the connections round-robin.
 #[derive(Debug, Clone)]
 pub(super) struct Schedule {
     /// Requests per second over all connections.

@@ -21,7 +21,7 @@ pub struct Second {
     pub counts: RequestCounts,
     /// Outstanding requests at its end.
     pub outstanding: u64,
-    /// Latency of responses 200 that arrived, and of requests abandoned, in this second.
+    /// Latency of the correct responses that arrived in this second, and of the requests that were abandoned in it.
     pub latency_micros: Option<Percentiles>,
 }
 

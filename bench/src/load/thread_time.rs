@@ -15,7 +15,7 @@ pub(super) struct CpuShares {
 }
 
 impl ThreadTime {
-    /// Times of the calling thread; `None` if `/proc` does not have them.
+    /// Times of the calling thread; `None` if `/proc` does not contain them.
     pub(super) fn now() -> Option<Self> {
         let own = fs::read_link("/proc/thread-self").ok()?;
         let thread = Process::new_with_root(Path::new("/proc").join(own)).ok()?;

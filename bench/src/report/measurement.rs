@@ -9,7 +9,7 @@ use super::{numbers::Percentiles, unit::Unit};
 /// One measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// Unique within its row.
+    /// Name, unique within its row.
     pub name: String,
     /// Value in `unit`; `None` for text, and if nothing was measured.
     pub value: Option<f64>,
@@ -112,7 +112,7 @@ impl Unit {
 }
 
 impl Measurement {
-    /// A text.
+    /// A measurement whose value is a text.
     pub fn text(name: &str, text: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),

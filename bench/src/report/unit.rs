@@ -21,19 +21,19 @@ pub(crate) const CPU_MICROS: &str = "µs of CPU";
 
 /// A count.
 pub const COUNT: Unit = unit("", 1.0, |count| grouped(to_u64(count)));
-/// Raw: per second.
+/// A rate. The raw number is per second.
 pub const RATE: Unit = unit("/s", 1.0, rate);
-/// Raw: microseconds. Compared and plotted in milliseconds.
+/// A time. The raw number is in microseconds; it is compared and plotted in milliseconds.
 pub const MILLIS: Unit = unit("ms", 1e-3, |micros| duration(to_u64(micros)));
-/// Raw: microseconds of CPU time.
+/// A CPU time. The raw number is in microseconds.
 pub const CPU: Unit = unit(CPU_MICROS, 1.0, |micros| format!("{micros:.3} µs"));
 /// A number with decimals, such as used cores.
 pub const DECIMAL: Unit = unit("", 1.0, |number| format!("{number:.2}"));
-/// Raw: seconds.
+/// A time. The raw number is in seconds.
 pub const SECONDS: Unit = unit("s", 1.0, |seconds| format!("{seconds:.1} s"));
-/// Raw: bytes, for small sizes.
+/// A small size. The raw number is in bytes.
 pub const BYTES: Unit = unit("B", 1.0, |bytes| format!("{bytes:.1} B"));
-/// Raw: bytes.
+/// A size. The raw number is in bytes.
 pub const MEBIBYTES: Unit = unit("MiB", 1.0 / MEBIBYTE, |bytes| {
     format!("{:.1} MiB", bytes / MEBIBYTE)
 });

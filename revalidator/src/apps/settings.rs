@@ -61,7 +61,7 @@ pub struct AppSettings {
     pub assets: Option<PathBuf>,
     /// Where its objects are stored; `None` for metadata only.
     pub contents: Option<Contents>,
-    /// Allowed hosts.
+    /// Hosts to which requests are allowed.
     #[serde(default, deserialize_with = "hosts")]
     pub hosts: Vec<Host>,
     /// Hosts that are allowed without TLS.

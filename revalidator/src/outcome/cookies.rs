@@ -13,7 +13,7 @@ use crate::{
     messages::{Asset, Outcome},
 };
 
-/// The outcome, and the match with its new uid. With `force`, each uid counts as changed.
+/// Returns the outcome, and the match with its new uid. With `force`, each uid counts as changed.
 pub(super) fn uid(
     null_means: NullMeans,
     asset: &Asset,

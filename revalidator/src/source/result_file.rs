@@ -39,7 +39,8 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Without results. `list` is the assets file, whose directory is used for a temporary file. Without it, only failed assets are kept.
+    /// A file without results. `list` is the assets file, whose directory is used for a temporary file. Without it, only failed assets
+    /// are kept.
     pub fn new(list: Option<&Path>) -> Self {
         let dir = list.map_or_else(env::temp_dir, |it| directory(it).to_owned());
         Self {

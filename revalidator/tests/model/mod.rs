@@ -175,7 +175,8 @@ impl Model {
         self.lock().latency = Some((millis_max, fastrand::Rng::with_seed(seed)));
     }
 
-    /// Reports more bytes of results, for the limit of their stream.
+    /// Sets the factor by which the model multiplies the bytes of results in its reports, to reach the limit of
+    /// their stream.
     pub(crate) fn set_result_size(&self, size: u64) {
         self.lock().result_size = size;
     }

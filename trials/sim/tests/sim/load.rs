@@ -29,9 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// User and DSP, or the scope of a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
-    /// [`ALL_USERS`](Self::ALL_USERS) in a deletion of a DSP.
+    /// Number of the user; [`ALL_USERS`](Self::ALL_USERS) in a deletion of a DSP.
     pub(crate) user: u64,
-    /// 0 in a deletion of a user.
+    /// DSP id; 0 in a deletion of a user.
     pub(crate) dsp: u32,
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Plan {
     pub(crate) floods: bool,
     /// Times by which the clocks of producers, then of consumers, are ahead of the simulated time.
     pub(crate) clocks_ahead: Vec<Duration>,
-    /// Sorted by time.
+    /// Faults, sorted by time.
     pub(crate) faults: Vec<Fault>,
 }
 

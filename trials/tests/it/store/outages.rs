@@ -417,7 +417,7 @@ async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Resu
 pub(crate) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
-    /// `None` (a skipped test) without the permission to mount.
+    /// Mounts a file system; `None` (a skipped test) without the permission to mount.
     pub(crate) fn mount(dir: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
         std::fs::create_dir_all(&dir)?;
         let mut mount = Command::new("mount");

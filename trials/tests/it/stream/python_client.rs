@@ -23,7 +23,7 @@ const PACKAGES: [&str; 5] = [
     "pymongo==4.16.0",
 ];
 
-/// Error text without the Python environment.
+/// Error text if the Python environment is missing.
 pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
                        python3-venv python3-pip), and grpcio and pymongo from PyPI, once";
 

@@ -70,7 +70,7 @@ pub(crate) fn is_durable(
     Ok(())
 }
 
-/// Checks that the nodes which a receipt confirms have removed the cookies from their stores.
+/// Checks that at least the number of nodes that a receipt confirms have removed the cookies from their stores.
 pub(crate) fn receipt(
     client: &ApiClient,
     history: &History,
@@ -118,7 +118,7 @@ pub(super) fn nothing_is_back(disk: &Disk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time up to which a node may reject all cookies, because its table evicted deletions. It keeps at least 7/8 of a full table.
+/// Time up to which a node may reject all cookies, because its table evicted deletions. A node keeps at least 7/8 of a full table.
 pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
     let mut times: Vec<u64> = disk.record.deletions.values().copied().collect();
     if !has_small_table || times.len() <= SMALL_TABLE {

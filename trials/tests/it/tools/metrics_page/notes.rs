@@ -89,7 +89,8 @@ pub(super) const GROUPS: &[Group] = &[
     group("Process", "runtime/src/metrics", ""),
 ];
 
-/// The values of a label, for one metric, or for all metrics if `metric` is empty. Empty if the help of the metric describes them.
+/// The values of a label, for one metric, or for all metrics if `metric` is empty. `values` is empty if the help of the metric
+/// describes them.
 pub(super) struct Label {
     pub(super) metric: &'static str,
     pub(super) label: &'static str,
