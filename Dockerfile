@@ -19,7 +19,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     COOKIESYNC_COMMIT=$REVISION deploy/build-static /out
 RUN mkdir /state
 
-# Has /etc/passwd, time zones (for `consumer --time-zone`) and CA certificates, but no programs.
+# The base image contains /etc/passwd, time zones (for `consumer --time-zone`) and CA certificates, but no programs.
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /out/producer /out/consumer /out/limiter /out/revalidator /out/bench /usr/local/bin/
 # Default directory of dead letters, the embedded store and the limiter's state, and a place for `producer --state`.
@@ -31,8 +31,8 @@ STOPSIGNAL SIGTERM
 # CONSUMER_ADMIN, LIMITER_ADMIN or REVALIDATOR_ADMIN, because the check reads only the environment. Use --no-healthcheck with
 # `bench` and with --init.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/proc/1/exe", "--probe"]
-# producer: sync requests, gRPC, admin; consumer: admin; limiter and revalidator: API, admin. The admin ports are on loopback without
-# `--admin 0.0.0.0:…`, and the API without `--listen` and `--token-file`.
+# producer: sync requests, gRPC, admin; consumer: admin; limiter and revalidator: API, admin. Without `--admin 0.0.0.0:…`, the admin
+# ports are on loopback. Without `--listen` and `--token-file`, the API is on loopback.
 EXPOSE 8080 7676 9090 9091 9099 9098 9096 9097
 
 ARG VERSION=0.1.0
