@@ -1,4 +1,4 @@
-//! Digests of response bodies, without the text that differs between responses.
+//! Digests of response bodies. Patterns in the settings remove text that differs between responses.
 //!
 //! A digest is `xxh3:<16 hex digits>:<length>`. Digests of older data (CRC-32, 8 hex digits) are still supported.
 

@@ -1,5 +1,5 @@
-//! `trials store`: writes cookies into a store with the consumer's code, without a network, and compares this with plain commands
-//! of the driver.
+//! `trials store`: writes cookies into a store with the consumer's code, without a network, and compares the speed with that of
+//! plain driver commands.
 //!
 //! A run consists of slices of cookies. After the warm-up, each variant writes each slice: the consumer's sink and, for MongoDB,
 //! plain commands with the same documents. All collections therefore have equal sizes. The order of the variants alternates.

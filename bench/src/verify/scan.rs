@@ -1,4 +1,5 @@
-//! Reads all cookies of a store: MongoDB through its driver, as a bidder does; the embedded store from its directory.
+//! Reads all cookies of a store: from MongoDB through its driver, as a bidder does, or from the directory of an
+//! embedded store.
 
 use std::{ops::ControlFlow, path::Path, time::Duration};
 

@@ -1,6 +1,6 @@
 //! NATS JetStream: three buckets, a work queue for batches, and a stream for results.
 //!
-//! Uses only features of nats-server 2.9.
+//! Uses only features that nats-server 2.9 has.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Results of a job until its end, one JSON object per line: in memory while they are few, otherwise in a temporary file. An index
-//! takes about 40 bytes of memory per asset.
+//! Keeps the results of a job until it ends, one JSON object per line: in memory while they are few, otherwise in a temporary file. An
+//! index takes about 40 bytes of memory per asset.
 //!
 //! Calls block for a short time.
 

@@ -1,4 +1,5 @@
-//! Counters of subscribers. One task writes each counter, without a lock, and another task reads and reports it.
+//! Counters of subscribers. Each counter is written by a single task without a lock, and is read and reported by
+//! another task.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

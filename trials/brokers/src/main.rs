@@ -2,8 +2,8 @@
 //!
 //! Each run starts a new server on loopback with its state in a temporary directory. This process publishes (`bench load` to
 //! the producer), and another process subscribes. CPU time and memory are those of the server process. Subscribers detect lost
-//! and repeated cookies by the sequence numbers in the messages. `GetCookies` has none, so a repeated cookie can hide a lost
-//! one.
+//! and repeated cookies by the sequence numbers in the messages. `GetCookies` sends no sequence numbers, so a repeated cookie
+//! can hide a lost one.
 
 mod broker;
 mod cookiesync;

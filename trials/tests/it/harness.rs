@@ -1,4 +1,4 @@
-//! Starts the processes of a test in a temporary directory and stops them with the test.
+//! Starts the processes of a test in a temporary directory, and stops them when the test ends.
 
 mod consumer;
 mod cookies;

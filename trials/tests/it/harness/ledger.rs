@@ -1,4 +1,4 @@
-//! Final check of a process's metrics and log, before it is killed at the end of a test.
+//! Final check of a process's metrics and log, before the process is killed at the end of a test.
 
 use std::{fs, path::PathBuf, time::Duration};
 
