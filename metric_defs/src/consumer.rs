@@ -20,7 +20,7 @@ pub const SUPERSEDED: MetricDef = MetricDef::counter(
 );
 pub const SUPPRESSED: MetricDef = MetricDef::counter(
     "consumer_suppressed_total",
-    "Cookies not written because the same buyer uid was stored within --refresh-interval.",
+    "Cookies not written because the same buyer uid was stored for the same user and DSP within --refresh-interval.",
 );
 pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
@@ -61,7 +61,7 @@ pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
-    "Cookies received but not stored by the end of a drain. Producers redeliver those that they retain.",
+    "Cookies received but not stored by the end of a drain. Producers send them again if their logs still contain them.",
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",
@@ -72,7 +72,7 @@ pub const WAITING: MetricDef = MetricDef::gauge(
 
 pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_bytes",
-    "Size of the retry queue in bytes, up to 256 MiB. One DSP can use half; overflow becomes dead letters.",
+    "Size of the retry queue in bytes, up to 256 MiB. One DSP can use half of it. Cookies that do not fit become dead letters.",
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
@@ -210,7 +210,7 @@ pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producer drains (clean shutdowns) after which every cookie sent is stored or reported lost.",
+    "Producer drains (clean shutdowns) after which every cookie sent was stored, or reported as lost.",
 );
 
 // Maintenance.
@@ -221,7 +221,7 @@ pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal.",
+    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, it is an upper bound. Up to one day is normal.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -242,11 +242,11 @@ pub const COMPACTION_WINDOW_OPEN: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRED: MetricDef = MetricDef::counter(
     "consumer_expired_total",
-    "Expired cookies deleted. The embedded store also counts replaced values.",
+    "Expired cookies deleted. The embedded store also counts expired values that newer cookies have replaced.",
 );
 pub const SWEPT: MetricDef = MetricDef::counter(
     "consumer_swept_total",
-    "Cookies scanned by sweeps, with --expiry sweep.",
+    "Cookies scanned by the sweeps of --expiry sweep.",
 );
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_remaining_cookies",

@@ -15,7 +15,7 @@ pub const DELAYS: MetricDef =
     MetricDef::counter("limiter_delays_total", "Queries for the delay of a call.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
-    "Calls reported through increment: counted, without effect (too_old), or rejected because they are in the future (too_early).",
+    "Calls reported through increment, by outcome: counted, without effect (too_old), or rejected because they are in the future (too_early).",
 )
 .by(&["limit", "outcome"]);
 pub const OUTBOUND_429: MetricDef = MetricDef::counter(
@@ -44,7 +44,7 @@ pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
-    MetricDef::gauge("limiter_counters", "Counters in use under all limits.");
+    MetricDef::gauge("limiter_counters", "Counters in use across all limits.");
 pub const COUNTERS_MAX: MetricDef = MetricDef::gauge(
     "limiter_counters_max",
     "Maximum number of counters (--counters).",
@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Calls under shared limits, by decision maker: the server, the limiter's guaranteed share while the server is unavailable (share), or none (refused without a decision).",
+    "Calls under shared limits, by what decided them: the server, the guaranteed share that the limiter uses while the server is unavailable (share), or nothing, so that they were refused (none).",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(

@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Accepted matches that a contract or the privacy check would have refused if not set to `observe`, by DSP and reason.",
+    "Matches accepted only because the contract or the privacy check is set to `observe`, by DSP and reason for a refusal.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(
@@ -49,7 +49,7 @@ pub const CONTRACTS_REFUSED_VERSION: MetricDef = MetricDef::gauge(
 
 pub const APPENDED: MetricDef = MetricDef::counter(
     "producer_cookies_appended_total",
-    "Cookies appended to the log: all accepted cookies except those queued or dropped by a limit.",
+    "Cookies and deletions appended to the log. A cookie queued by a limit is counted when it is released.",
 );
 pub const LOG_BYTES: MetricDef =
     MetricDef::gauge("producer_log_bytes", "Size of the log in bytes.");
@@ -59,14 +59,14 @@ pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks in the log.");
 pub const LOG_COOKIES: MetricDef =
-    MetricDef::gauge("producer_log_cookies", "Cookies in closed chunks.");
+    MetricDef::gauge("producer_log_cookies", "Cookies in the chunks of the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
-    "Age of the oldest chunk in the log. A node that is disconnected for less than this loses nothing.",
+    "Age of the oldest chunk in the log. A node that is disconnected for a shorter time loses nothing.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks closed, by reason: size (full), age or drain.",
+    "Chunks closed, by reason: they were full (size), they were old enough to be sent (age), or the producer drained (drain).",
 )
 .by(&["reason"]);
 
@@ -85,7 +85,7 @@ pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies",
-    "Cookies in closed chunks that have not yet been handed to the subscriber's stream.",
+    "Cookies that are ready to be sent (in closed chunks), but not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
@@ -95,12 +95,12 @@ pub const LAG_MAX: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_seconds",
-    "Age of the oldest cookie in a closed chunk that has not yet been handed to the subscriber's stream.",
+    "Age of the oldest cookie that is ready to be sent (in a closed chunk), but not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_APPENDED: MetricDef = MetricDef::counter(
     "producer_subscriber_appended_cookies_total",
-    "Cookies appended to the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
+    "Cookies appended to the log since the subscriber joined. Equals delivered - undelivered + lost - recovered + queued.",
 )
 .by(SUBSCRIBER);
 pub const DELIVERED: MetricDef = MetricDef::counter(
@@ -115,17 +115,17 @@ pub const REDELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const UNDELIVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_undelivered_cookies_total",
-    "Cookies counted as delivered that never arrived and are now counted as lost.",
+    "Cookies that were counted as delivered, but never arrived and are now counted as lost.",
 )
 .by(SUBSCRIBER);
 pub const RECOVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_recovered_cookies_total",
-    "Cookies counted as lost that were delivered later, because the subscriber resumed from an older cursor.",
+    "Cookies that were counted as lost, but delivered later, because the subscriber resumed from an older cursor.",
 )
 .by(SUBSCRIBER);
 pub const QUEUED: MetricDef = MetricDef::gauge(
     "producer_subscriber_queued_cookies",
-    "Cookies in the log that are not yet delivered to the subscriber and not lost, including those not yet in a closed chunk.",
+    "Cookies in the log that are neither delivered to the subscriber nor lost, including those in chunks that are still open.",
 )
 .by(SUBSCRIBER);
 pub const SENT_BYTES: MetricDef = MetricDef::counter(
@@ -212,7 +212,7 @@ const LEASE_STATE: &[&str] = &["state"];
 
 pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
     "producer_limits_accepted_cookies_total",
-    "Cookies accepted under the limit: released + superseded + dropped + spooled + queued + dead + parked.",
+    "Cookies accepted under the limit. Equals released + superseded + dropped + spooled + queued + dead + parked.",
 )
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
@@ -227,17 +227,17 @@ pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped, by reason: bound (queue full), police (over the limit), deleted, or drain (not spooled or released at shutdown).",
+    "Cookies dropped, by reason: the queue was full (bound), the limit was exceeded in mode police (police), a deletion covers the cookie (deleted), or the cookie could be neither spooled nor released at shutdown (drain).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
     "producer_limits_spooled_cookies_total",
-    "Cookies saved at shutdown to the file of --limits-spool for the next start.",
+    "Queued cookies saved at shutdown in the --limits-spool file, for the next start.",
 )
 .by(LIMIT);
 pub const SHAPING_QUEUED: MetricDef = MetricDef::gauge(
     "producer_limits_queued_cookies",
-    "Cookies queued for release, including those to be rescheduled because their wait exceeds max_wait.",
+    "Cookies queued for release, including those that will be rescheduled because their wait exceeds max_wait.",
 )
 .by(LIMIT);
 pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(
@@ -247,22 +247,22 @@ pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
-    "Parked cookies: dead letters that reached max_requeues.",
+    "Parked cookies: dead letters that are no longer requeued, because they reached max_requeues.",
 )
 .by(LIMIT);
 pub const SHAPING_BYTES: MetricDef = MetricDef::gauge(
     "producer_limits_queue_bytes",
-    "Memory of queued cookies, dead letters and parked cookies, in bytes.",
+    "Memory used by queued cookies, dead letters and parked cookies, in bytes.",
 )
 .by(LIMIT);
 pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
     "producer_limits_oldest_seconds",
-    "Time since acceptance of the oldest queued cookie, dead letter or parked cookie.",
+    "Time since the oldest queued cookie, dead letter or parked cookie was accepted.",
 )
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies that exceeded a rule, by outcome: delayed, or refused because the wait exceeds the maximum, which is 0 in modes police and observe.",
+    "Cookies that exceeded a rule on arrival, by outcome: the required wait was within the maximum (delayed) or exceeded it (refused). In modes police and observe, the maximum is 0.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
@@ -272,7 +272,7 @@ pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
     "producer_limits_requeued_cookies_total",
-    "Dead letters requeued.",
+    "Times that a dead letter was requeued.",
 )
 .by(LIMIT);
 pub const SHAPING_DELAY: MetricDef = MetricDef::histogram(
@@ -288,7 +288,7 @@ pub const SHARING_SHARE: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHARING_SUM: MetricDef = MetricDef::gauge(
     "producer_limit_share_sum",
-    "Sum of all shares of a shared limit, as last reported by the server. Must never exceed 1.",
+    "Sum of all shares of a shared limit, as last reported by the server. It must never exceed 1.",
 )
 .by(LIMIT);
 pub const SHARING_STATE: MetricDef = MetricDef::gauge(
@@ -308,7 +308,7 @@ pub const API_ROWS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
     "producer_deletions_total",
-    "Deletions appended to the log, by scope: user, pair (a user at one DSP), dsp, bulk or optout.",
+    "Deletions appended to the log, by scope: all cookies of a user, a user's cookie of one DSP (pair), or all cookies of a dsp; or by source: a bulk request, or the opt-out page (optout).",
 )
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
@@ -325,11 +325,11 @@ pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
-    "Newest sequence number that the subscriber has confirmed as durable in this epoch. Only for Subscribe.",
+    "Newest sequence number that the subscriber has confirmed as durable in this epoch. Reported only for `Subscribe` calls.",
 )
 .by(SUBSCRIBER);
 pub const APPLIED: MetricDef = MetricDef::gauge(
     "producer_subscriber_applied_sequence",
-    "Sequence number up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe.",
+    "Sequence number up to which the subscriber has confirmed that all deletions are carried out. Reported only for `Subscribe` calls.",
 )
 .by(SUBSCRIBER);

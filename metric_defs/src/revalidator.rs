@@ -25,17 +25,17 @@ pub const CONCURRENCY: MetricDef = MetricDef::gauge(
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
     "revalidator_removed_total",
-    "Objects removed because they are gone from the origin, unused, or failed twice (on_failure = \"drop\"), or because their job removes all objects.",
+    "Objects removed because the origin no longer has them, they are unused, their requests failed twice (on_failure = \"drop\"), or their job removes all objects.",
 )
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
     "revalidator_held_back_total",
-    "Objects kept because a batch would have removed a larger fraction than the application's setting `brake` allows.",
+    "Objects kept because their batch would otherwise have removed a larger fraction than the application's setting `brake` allows.",
 )
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
     "revalidator_batches_repeated_total",
-    "Results ignored because their batch already had one.",
+    "Results of batches that were ignored because the batch already had a result.",
 );
 pub const NOTES_FAILED: MetricDef = MetricDef::counter(
     "revalidator_notes_failed_total",
@@ -47,7 +47,7 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 with --no-maker.",
+    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted to workers. 0 with --no-maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
@@ -56,7 +56,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of a job that have been transmitted. Single checks and jobs that are finished or acknowledged have no series.",
+    "Assets of a job that have been transmitted to workers. Single checks and jobs that are finished or acknowledged have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
@@ -66,7 +66,7 @@ pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
 .by(JOB);
 pub const JOB_RESUME: MetricDef = MetricDef::gauge(
     "revalidator_job_resume_unix_seconds",
-    "Unix time in seconds at which a suspended job resumes; 0 if it is not suspended, or only an operator can resume it.",
+    "Unix time in seconds at which a suspended job resumes; 0 if the job is not suspended, or if only an operator can resume it.",
 )
 .by(&["job", "app", "state", "reason"]);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(

@@ -129,14 +129,14 @@ impl Metrics {
     /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
         let of_port = |metric: MetricDef| metric.of(&format!("{process}_{port}"));
-        let open = MetricDef::gauge("connections", "Open connections on the port.");
+        let open = MetricDef::gauge("connections", "Open connections on the port in the name.");
         let accepted = MetricDef::counter(
             "connections_accepted_total",
-            "Connections accepted on the port.",
+            "Connections accepted on the port in the name of the metric.",
         );
         let closed = MetricDef::counter(
             "connections_closed_total",
-            "Connections on the port that this process closed, by reason.",
+            "Connections closed by this process on the port in the name of the metric, by reason.",
         );
         let metrics = Self {
             connections: registry.add(of_port(open))?,

@@ -67,7 +67,7 @@ fn row(text: &mut String, argument: &Arg, is_live: bool) {
         name if defaults.is_empty() => format!(" {name}"),
         _ => format!("={}", defaults.join(",")),
     };
-    let default = described_default.map(|default| format!(" (default {default})"));
+    let default = described_default.map(|default| format!(" (default: {default})"));
     let live = if is_live { " *live*" } else { "" };
     if !help.ends_with('.') {
         help.push('.');

@@ -121,7 +121,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "revalidator_concurrency",
         "state",
-        "`available`, `attempt` or `subscribed`",
+        "`available` (without a job), `attempt` (claiming a job) or `subscribed` (has a job)",
     ),
     label("revalidator_concurrency", "job", "id or empty"),
     label(
@@ -132,7 +132,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "revalidator_job_resume_unix_seconds",
         "reason",
-        "beginning of the reason, or empty",
+        "the reason up to its first colon, at most 100 characters, or empty",
     ),
     label(
         "",
@@ -177,7 +177,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_contracts_version",
-        "Metrics of contracts have values only with `--contracts`.",
+        "Contract metrics are reported only with `--contracts`.",
     ),
     (
         "producer_subscriber_lag_seconds",
@@ -185,12 +185,12 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_subscriber_resumes_total",
-        "`fresh`: unknown subscriber. `resumed`: from its position, or slightly before. `resumed_with_gap`: some cookies after \
-         its position are gone. `new_epoch`: its cursor is from a different epoch of this producer.",
+        "`fresh`: the subscriber was unknown. `resumed`: the stream continues from the subscriber's position, or slightly before. \
+         `resumed_with_gap`: some cookies after that position are gone. `new_epoch`: the cursor is from a different epoch of this producer.",
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Metrics of limits have values only with limits in the contracts file.",
+        "Limit metrics are reported only if the contracts file has limits.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
@@ -202,11 +202,11 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limit_share",
-        "Share metrics have values only with `[sharing]` in the contracts file.",
+        "Share metrics are reported only with `[sharing]` in the contracts file.",
     ),
     (
         "limiter_shared_decisions_total",
-        "Only with `[sharing]` and `mode = \"exact\"` in the limits file.",
+        "Reported only with `[sharing]` and `mode = \"exact\"` in the limits file.",
     ),
     (
         "producer_limits_oldest_seconds",
@@ -220,12 +220,15 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "consumer_failed_total",
         "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: its DSP is in --rejected-dsps, or \
-         is beyond --unlisted-dsps-max. `rejected`: a dead letter. `unreadable`: damaged in the retry queue.",
+         exceeds --unlisted-dsps-max. `rejected`: became a dead letter. `unreadable`: damaged in the retry queue.",
     ),
-    ("consumer_producer_connected", "For up to 256 producers."),
+    (
+        "consumer_producer_connected",
+        "Reported for up to 256 producers.",
+    ),
     (
         "consumer_producer_lag_cookies",
-        "Excludes cookies that the producer has not sent: see `producer_subscriber_lag_cookies`.",
+        "Excludes cookies that the producer has not sent; for those, see `producer_subscriber_lag_cookies`.",
     ),
     (
         "consumer_clock_skew_seconds",
@@ -238,6 +241,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_expired_total",
-        "0 in MongoDB with `--expiry index`: the server counts deletions as `metrics.ttl.deletedDocuments`.",
+        "0 with `--expiry index`, because MongoDB then deletes the cookies and counts them as `metrics.ttl.deletedDocuments`.",
     ),
 ];
