@@ -50,7 +50,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitsArgs {
-    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it, and the maximum age a third.
+    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it, and its maximum age is a third of it.
     #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
     pub(crate) seconds: u64,
     #[command(flatten)]

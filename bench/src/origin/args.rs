@@ -12,7 +12,7 @@ use crate::{
 
 /// Serve contents with delays, errors and changes, to test an HTTP client.
 ///
-/// Every path has a content with validators, and a conditional request can get 304. Ctrl-C ends the server, which then prints its report.
+/// Every path has content with validators, so a conditional request can return 304. Ctrl-C ends the server, which then prints its report.
 /// Fractions are from 0 to 1.
 #[derive(Debug, Clone, Args)]
 pub struct OriginArgs {
@@ -25,7 +25,7 @@ pub struct OriginArgs {
     /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps; the last step has no end.
     #[arg(long, default_value = "0s", value_name = "TIME", value_delimiter = ',', value_parser = time)]
     pub delay: Vec<Duration>,
-    /// Standard deviation of normally distributed delays, up to three deviations from --delay.
+    /// Standard deviation of the delays, which are normally distributed around --delay, by up to three standard deviations.
     #[arg(long, default_value = "0s", value_name = "TIME", value_parser = time)]
     pub deviation: Duration,
     /// Number of parallel requests above which the delay grows in proportion to them; several values as for --delay.
@@ -37,16 +37,16 @@ pub struct OriginArgs {
     /// Report a row for each second instead of each step.
     #[arg(long)]
     pub by_second: bool,
-    /// Fractions of errors, such as 500=0.1,404=0.05; 0 for no response. 0, 429 and 5xx are drawn for each request, others for each path.
+    /// Fractions of errors, such as 500=0.1,404=0.05; 0 is no response. 0, 429 and 5xx are drawn for each request, others for each path.
     #[arg(long, value_name = "STATUS=FRACTION", value_delimiter = ',', value_parser = error)]
     pub errors: Vec<(u16, f64)>,
     /// Value of Retry-After in responses with 429 or 503, in whole seconds; 0s for none.
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = time)]
     pub retry_after: Duration,
-    /// Size of each content.
+    /// Size of each body, in bytes.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = value_parser!(u32).range(..=1 << 30))]
     pub body_bytes: u32,
-    /// Serve contents like {"uid": "PATH-VERSION"}, as a partner of cookie syncs does, instead of --body-bytes.
+    /// Serve contents like {"uid": "PATH-VERSION"}, as a cookie-sync partner does, instead of bodies of --body-bytes.
     #[arg(long)]
     pub uids: bool,
     /// Time before each byte of a body.

@@ -71,9 +71,9 @@ pub struct ProducersArgs {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Expected number of producers; they share 96 MiB of receive windows [default: number discovered]
+    /// Expected number of producers, which share 96 MiB of receive windows [default: the number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when it connects.
+    /// The window of a stream (1 to 32 MiB) is set when the stream opens.
     #[arg(
         long,
         value_name = "COUNT",
@@ -185,7 +185,7 @@ pub struct RetentionArgs {
 
     /// Lower bound for times to live from producers' contracts; shorter ones are raised to it
     ///
-    /// If empty, the times to live of contracts are ignored.
+    /// If not set, the times to live of contracts are ignored.
     #[arg(
         long,
         value_name = "TIME",
@@ -194,9 +194,10 @@ pub struct RetentionArgs {
     )]
     pub ttl_floor: std::option::Option<Duration>,
 
-    /// Suppress a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
+    /// Suppress a cookie if the same buyer uid was stored for its user and DSP within this interval; 0s writes every cookie
     ///
-    /// A suppressed cookie may expire early, by up to this interval or half of its time to live, whichever is shorter.
+    /// The stored cookie is then not refreshed and may expire early, by up to this interval or half of its time to live, whichever is
+    /// shorter.
     #[arg(
         long,
         value_name = "TIME",
@@ -250,7 +251,7 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL index on `t`
     ///
-    /// If several consumers share a server, the setting of the consumer that owns maintenance applies.
+    /// If several consumers share a server, one of them, the maintenance owner, deletes expired cookies; only its setting applies.
     #[arg(
         long,
         value_name = "MODE",

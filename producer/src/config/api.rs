@@ -20,9 +20,9 @@ pub(super) struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
     api: std::option::Option<SocketAddr>,
 
-    /// File with the API's tokens: NAME TOKEN DSPS PERMISSIONS per line
+    /// File with the API's tokens: NAME TOKEN DSPS PERMISSIONS per line. If set, every request must carry a token
     ///
-    /// DSPS is a comma-separated list or `*`; PERMISSIONS is `write`, `delete` or `write,delete`. Every request must then carry a token.
+    /// DSPS is a comma-separated list or `*`; PERMISSIONS is `write`, `delete` or `write,delete`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 

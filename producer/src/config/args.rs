@@ -73,7 +73,7 @@ pub struct Network {
     /// Addresses or networks, such as 10.0.0.0/8, of load balancers that send a PROXY header (version 2) on each HTTP connection
     ///
     /// --http-connections-per-address and the limit on opt-outs then apply to the client address in the header. A connection from
-    /// these addresses without a header is closed. A header from any other address is an invalid request.
+    /// one of these addresses is closed if it sends no header. A header from any other address is rejected as an invalid request.
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
 
@@ -163,7 +163,7 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes in flight may have been lost
+    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes that were in flight may be lost
     ///
     /// If the subscriber's receive window is smaller, fewer bytes are sent again.
     #[arg(
@@ -259,7 +259,7 @@ pub struct ResourceLimits {
     )]
     pub request_timeout: Duration,
 
-    /// Idle timeout of HTTP connections; 1/16 of it while more than 80% of --http-connections are in use
+    /// Idle timeout of HTTP connections. While more than 80% of --http-connections are in use, only 1/16 of this time is allowed
     #[arg(
         long,
         group = RELOADED,

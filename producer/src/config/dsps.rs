@@ -19,12 +19,13 @@ use crate::{
 pub(super) struct DspsArgs {
     /// TOML file with DSP contracts: permitted buyer uids, responses and rate limits [default: none; all DSPs and buyer uids are accepted]
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs are
-    /// counted as `other`. Validate a file with `producer contracts check FILE`.
+    /// The file is reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs
+    /// are counted as `other`. Validate a file with `producer contracts check FILE`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 
-    /// File that stores queued cookies while the producer is stopped [default: none, so queued cookies are released early at shutdown]
+    /// File that stores queued cookies while the producer is stopped [default: none; at shutdown, queued cookies are released before
+    /// their limits allow it]
     ///
     /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]

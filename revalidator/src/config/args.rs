@@ -45,7 +45,7 @@ pub struct Args {
 pub struct WorkArgs {
     /// Applications file (TOML)
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they started.
+    /// The file is reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they started.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub apps: String,
 
@@ -58,13 +58,13 @@ pub struct WorkArgs {
     )]
     pub nats: String,
 
-    /// Number of workers, each with one job at a time
+    /// Number of workers; each processes one job at a time
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Run no maker: other processes then transmit the assets of jobs and count their results
+    /// Do not run a maker, the task that transmits the assets of jobs to workers and counts the results; another process must run one
     ///
-    /// If a maker cannot read the assets file of a job, another maker transmits the job.
+    /// If the maker of one process cannot read the assets file of a job, the maker of another process transmits the job.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 
@@ -83,7 +83,7 @@ pub struct WorkArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Outbound limiter")]
 pub(super) struct LimiterArgs {
-    /// URL of the limiter, for applications with a limit
+    /// URL of the limiter, for applications with the setting `limit`
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099")]
     pub(super) limiter: String,
 
@@ -115,7 +115,7 @@ pub struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9097", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Maximum time to finish the current batches after a shutdown signal; unfinished ones are then released to other processes
+    /// Maximum time to finish the current batches after a shutdown signal; then unfinished batches are released to other processes
     #[arg(
         long,
         group = RELOADED,

@@ -28,7 +28,7 @@ pub struct SecurityArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub tls_key: String,
 
-    /// Server name to verify in the producer's certificate [default: host of the URL]
+    /// Server name to verify in the producer's certificate [default: the host of the URL]
     #[arg(long, value_name = "NAME", default_value = "")]
     pub tls_server_name: String,
 

@@ -11,8 +11,8 @@ use crate::logging::{self, Filter, Format};
 pub struct CommonArgs {
     /// TOML file with settings
     ///
-    /// Keys are flag names with underscores; unknown keys are errors. Reloaded when it changes and on SIGHUP; an invalid version is
-    /// rejected. The log lists changes that require a restart.
+    /// Keys are flag names with underscores; unknown keys are errors. The file is reloaded when it changes, and on SIGHUP; an invalid
+    /// version is rejected. The log lists changes that require a restart.
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     config: Option<PathBuf>,
 
@@ -39,7 +39,7 @@ pub struct CommonArgs {
 
     /// Enable CPU profiles on the admin port
     ///
-    /// Serves /debug/profile. Any client of the port can then slow the process down.
+    /// The port then serves /debug/profile, and any of its clients can slow the process down.
     #[arg(long, value_name = BOOLEAN)]
     debug_endpoints: bool,
 

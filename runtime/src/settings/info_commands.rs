@@ -28,7 +28,7 @@ pub struct InfoArgs {
     #[arg(long)]
     print_config: bool,
 
-    /// Validate all settings and the files of certificates, keys, tokens and limits that they name, and print all errors
+    /// Validate all settings, and the certificate, key, token and limits files that they name, and print all errors
     ///
     /// Does not check whether directories are writable, ports are free or servers can be reached.
     #[arg(long)]

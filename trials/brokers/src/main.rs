@@ -77,10 +77,10 @@ struct ComparisonArgs {
     /// Maximum number of cookies kept for a lagging subscriber (cookiesync and redis-streams only).
     #[arg(long, default_value = "1000000")]
     keep: NonZeroU64,
-    /// Duration of the stop of one subscriber under load; 0s skips these runs.
+    /// Time for which one subscriber is stopped under load; 0s skips these runs.
     #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
     stopped_for: Duration,
-    /// Cookies per second in these runs.
+    /// Cookies per second in the runs with a stopped subscriber.
     #[arg(long, default_value = "50000")]
     stopped_rate: NonZeroU64,
     /// Directory with the programs `producer` and `bench`.

@@ -43,7 +43,7 @@ pub struct StoreArgs {
     /// Measure only the consumer, without plain commands.
     #[arg(long)]
     pub no_baseline: bool,
-    /// Lookups per second by `_id` in MongoDB during the writes. The summary has their latency.
+    /// Lookups per second by `_id` in MongoDB during the writes. The summary shows their latency.
     #[arg(long, value_name = "RATE")]
     pub lookups: Option<NonZeroU32>,
     /// Read pages of cookies during every second slice, without a pause between pages. The lookups of these slices are reported

@@ -63,7 +63,7 @@ pub struct ApiArgs {
     )]
     pub ratelimit_fields: HeaderFormat,
 
-    /// Maximum number of connections to the API port. Each processes one request at a time
+    /// Maximum number of connections to the API port. Each connection processes one request at a time
     #[arg(
         long,
         value_name = "COUNT",
@@ -103,13 +103,13 @@ impl ApiArgs {
 pub(super) struct LimitsArgs {
     /// Limits file (TOML)
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Validate with `limiter check`.
+    /// The file is reloaded when it changes; an invalid version is rejected. Validate a file with `limiter check`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limits: String,
 
     /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, and overrides a limit of the same name in the file
     ///
-    /// Read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
+    /// The collection is read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
     #[arg(
         long,
         value_name = "DATABASE.COLLECTION",
@@ -130,7 +130,7 @@ pub(super) struct LimitsArgs {
 
     /// Directory that keeps used quotas across restarts; with `none`, a restart resets all quotas
     ///
-    /// Created if missing. Only one limiter can use it at a time.
+    /// The directory is created if it is missing. Only one limiter can use it at a time.
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
