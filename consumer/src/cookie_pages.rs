@@ -76,7 +76,7 @@ impl CookiePages {
         let client = tokens.current().authenticate(headers);
         client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
         let mut query = parse(uri.query().unwrap_or_default()).ok_or_else(|| {
-            let detail = "use ?dsp=ID&before=MILLISECONDS, then add &next=POSITION";
+            let detail = "use ?dsp=ID&before=MILLISECONDS, and &next=POSITION for further pages";
             Problem::new(INVALID, detail)
         })?;
         let _one = self.one.try_acquire().map_err(|_| {
@@ -88,7 +88,7 @@ impl CookiePages {
         let until = self.producers.complete_until();
         let until = until.ok_or_else(|| incomplete("not connected to all producers"))?;
         if self.deletions.is_queued(query.dsp_id) {
-            return Err(incomplete("the retry queue has cookies of the DSP"));
+            return Err(incomplete("the retry queue contains cookies of the DSP"));
         }
         let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
         query.before = query.before.min(as_of);

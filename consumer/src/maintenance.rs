@@ -152,11 +152,11 @@ impl MaintenanceTask {
         }
         match owner {
             Some(owner) => {
-                tracing::info!(owner, "another consumer owns maintenance of this store");
+                tracing::info!(owner, "another consumer runs the maintenance of this store");
                 self.metrics.set_overdue(&BTreeMap::new());
                 self.metrics.sweep_remaining.set(0);
             }
-            None => tracing::info!("this consumer now owns maintenance of this store"),
+            None => tracing::info!("this consumer now runs the maintenance of this store"),
         }
         known.clone_from(owner);
     }

@@ -138,7 +138,7 @@ impl RetryQueue {
             if !has_capacity || !may_use_it {
                 overflow.extend(indices.iter().map(|index| RejectedCookie {
                     index: *index,
-                    reason: "the store deferred it, but the retry queue is full".to_owned(),
+                    reason: "the store deferred the cookie, but the retry queue is full".to_owned(),
                 }));
                 continue;
             }

@@ -206,7 +206,7 @@ impl Subscription {
                 let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
                 tracing::warn!(
                     %address, %producer, epoch, sequence, why,
-                    "connection to producer lost, retrying; cookies after this sequence number are unaccounted for until it reconnects"
+                    "connection to producer lost, retrying; until it is restored, cookies after this sequence number are unaccounted for"
                 );
                 self.lost = Some(producer);
             }
@@ -431,7 +431,7 @@ impl Subscription {
     fn report_ttls(&self, ttls: &TimesToLive) {
         if self.context.ttls.report(self.address(), ttls) {
             let (address, dsps) = (self.address(), ttls.dsps.len());
-            tracing::info!(%address, dsps, "a producer's contracts changed times to live");
+            tracing::info!(%address, dsps, "times to live changed by a producer's contracts");
         }
     }
 
@@ -452,7 +452,7 @@ impl Subscription {
         match self.lost.take() {
             Some(lost) if lost != *producer => tracing::warn!(
                 %address, %producer, previous = %lost,
-                "a different producer now serves this address; cookies of the previous one are unaccounted for until it reappears"
+                "a different producer now serves this address; cookies of the previous producer are unaccounted for until it reappears"
             ),
             Some(_) if outcome == ResumeOutcome::Resumed => {
                 tracing::info!(%address, %producer, epoch, from, "producer reconnected; nothing lost");

@@ -53,7 +53,7 @@ impl Settings for Args {
         let stream_bytes_max = SEND_BUFFER_BYTES + 3 * self.retention.chunk_bytes;
         if self.limits.in_flight_bytes < stream_bytes_max {
             errors.add(format!(
-                "--in-flight-bytes: must be at least {stream_bytes_max} bytes, the maximum of one stalled stream with this --chunk-bytes"
+                "--in-flight-bytes: must be at least {stream_bytes_max} bytes, the maximum in flight to one stream with this --chunk-bytes"
             ));
         }
         Config {

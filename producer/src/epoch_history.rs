@@ -165,7 +165,7 @@ fn remove(path: &Path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::error!(
             path = %path.display(),
             %error,
-            "failed to remove an epoch history that lacks the current epoch; remove it before the next start"
+            "failed to remove an epoch history that lacks the current epoch; remove the file before the next start"
         ),
         _ => {}
     }

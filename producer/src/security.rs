@@ -164,13 +164,13 @@ impl Security {
         match (&self.tls, &self.token) {
             _ if address.ip().is_loopback() => None,
             (None, None) => Some(
-                "streams are unencrypted and open to any client that reaches this address (--tls-cert, --token-file)",
+                "streams are unencrypted and open to any client that reaches this address (set --tls-cert and --token-file)",
             ),
-            (None, Some(_)) => {
-                Some("tokens and streams are unencrypted and can be read in transit (--tls-cert)")
-            }
+            (None, Some(_)) => Some(
+                "tokens and streams are unencrypted and can be read in transit (set --tls-cert)",
+            ),
             (Some(_), None) if !self.requires_certificates => Some(
-                "streams are encrypted, but open to any client that reaches this address (--tls-client-ca, --token-file)",
+                "streams are encrypted, but open to any client that reaches this address (set --tls-client-ca or --token-file)",
             ),
             (Some(_), _) => None,
         }

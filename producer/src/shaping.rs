@@ -310,7 +310,7 @@ impl Shaping {
             _ if count == 0 => {}
             RemovalOutcome::Spooled => tracing::info!(cookies, "wrote queued cookies to the spool"),
             RemovalOutcome::ReleasedEarly => {
-                tracing::info!(cookies, "released queued cookies early")
+                tracing::info!(cookies, "released queued cookies, ignoring their limits")
             }
             RemovalOutcome::Dropped(_) => tracing::error!(
                 cookies,

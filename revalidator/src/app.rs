@@ -81,8 +81,8 @@ impl App {
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
         let metrics = Metrics::register(registry)?;
-        let file = config.apps.context("no applications file")?;
-        let url = config.limiter.context("no limiter")?;
+        let file = config.apps.context("--apps is not set")?;
+        let url = config.limiter.context("--limiter is not set")?;
         let limiter = Limiter::new(url, config.limiter_token.clone())?;
         let memory = config.work.body_memory.min(Semaphore::MAX_PERMITS);
         let memory = Arc::new(Semaphore::new(memory));

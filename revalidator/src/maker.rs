@@ -158,7 +158,7 @@ impl<E: Engine> Maker<E> {
         let mut pause = RETRY_PAUSE;
         while let Err(error) = self.make_once(id, app).await {
             let text = format!("{RETRIED}: {error:#}");
-            tracing::warn!(job = id, error = text, "the maker of the job failed");
+            tracing::warn!(job = id, error = text, "failed to process a job");
             let explain = |job: &mut JobStatus| {
                 if job.is_open() && job.revalidator_state != RevalidatorState::Suspended {
                     job.reason = Some(text.clone());

@@ -184,7 +184,7 @@ async fn post(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let producers = cookies.producers.as_ref().context("no producers")?;
+    let producers = cookies.producers.as_ref().context("`producers` is unset")?;
     let response = producers.call(path, Some(rows.concat())).await?;
     let response: Value = serde_json::from_slice(&response).context("invalid producer reply")?;
     let of_uid = |it: &&Value| {

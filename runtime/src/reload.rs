@@ -238,7 +238,7 @@ impl<S: Source> Reloader<S> {
                     tracing::warn!(
                         kind = S::NAME,
                         error,
-                        "failed to reload changed files; keeping the current ones"
+                        "failed to reload changed files; keeping the versions already loaded"
                     );
                 }
             }

@@ -152,7 +152,7 @@ async fn run(
             }
         }
     }
-    let recorder = Rc::into_inner(recorder).context("a connection still uses the recorder")?;
+    let recorder = Rc::into_inner(recorder).context("a connection is still using the recorder")?;
     let recorder = recorder.into_inner();
     let now = recorder.now_nanos();
     for interval in recorder.finish(now) {

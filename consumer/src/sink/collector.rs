@@ -210,7 +210,7 @@ impl Collector {
         if cookies > 0 {
             tracing::warn!(
                 cookies,
-                "half of the drain time is used; skipping buffered cookies, which producers redeliver after a restart if still retained"
+                "half of the drain time has passed; skipping buffered cookies, which producers send again if their logs still contain them"
             );
         }
     }

@@ -66,7 +66,7 @@ fn run_replay(args: &ReplayArgs) -> Result<String> {
     let trace = Trace::read(&args.trace)?;
     if trace.late > 0 {
         eprintln!(
-            "limiter: calls out of order: {}; each is replayed at the time of the previous call",
+            "limiter: calls that are out of order: {}; each is replayed at the time of the previous call",
             trace.late
         );
     }

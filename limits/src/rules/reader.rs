@@ -170,11 +170,11 @@ impl Reader {
         if from_call && (global || is_default) {
             self.tables.error(
                 &path,
-                "with from_call, a limit cannot be global or that of unlisted keys (`unknown`)",
+                "a limit with from_call cannot be global, and cannot be the limit of unlisted keys (`unknown`)",
             );
         }
         if from_call && (keys.is_some() || rules.is_some()) {
-            let what = "with from_call, a limit has no keys or rules: calls provide them";
+            let what = "a limit with from_call cannot have keys or rules: calls provide them";
             self.tables.error(&path, what);
         }
         if global && keys.is_some() {

@@ -69,7 +69,7 @@ pub(super) async fn delete_one(
         return Err(Problem::new(INVALID, detail));
     }
     if !client.permissions.may_use(dsp_id) {
-        let detail = "the token does not grant all DSPs of this deletion";
+        let detail = "the token does not grant access to all DSPs of this deletion";
         return Err(Problem::new(FORBIDDEN, detail));
     }
     let deletion = Deletion {

@@ -38,8 +38,7 @@ fn parse(text: &str) -> Option<(&str, u64, Sequence, Sequence)> {
         .then_some((producer, epoch, first, last))
 }
 
-const REPEAT_AFTER_RESTART: &str =
-    "the producer has restarted since this deletion: repeat it, and check the new receipt";
+const REPEAT_AFTER_RESTART: &str = "the producer has restarted since this deletion: repeat the deletion, and check the new receipt";
 const REPEAT_IF_UNKNOWN: &str =
     "nodes counted as unknown may have missed this deletion: repeat it when they are connected";
 

@@ -85,7 +85,7 @@ impl ApiArgs {
             (Some(address), None) if !address.ip().is_loopback() => {
                 errors.add("--api: without --api-tokens, only a loopback address such as 127.0.0.1:8081 is allowed");
             }
-            (None, Some(_)) => errors.add("--api-tokens: no effect without --api"),
+            (None, Some(_)) => errors.add("--api-tokens: has no effect without --api"),
             _ => {}
         }
         ApiConfig {

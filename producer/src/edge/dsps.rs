@@ -288,7 +288,7 @@ impl Dsps {
     /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
     pub(crate) fn describe_contracts(&self) -> Option<String> {
         let error = self.shared.file.as_ref()?.error();
-        let error = error.map(|error| format!(", the newest version is invalid: {error}"));
+        let error = error.map(|error| format!(", but the newest version is invalid: {error}"));
         let version = self.shared.table().contracts_version;
         let error = error.unwrap_or_default();
         Some(format!("version {version} is active{error}"))

@@ -69,7 +69,7 @@ impl Template {
         let host = host(authority)?;
         let (mut parts, mut end) = (Vec::new(), url);
         while let Some((text, rest)) = end.split_once('{') {
-            let (name, rest) = rest.split_once('}').ok_or("has a { without a }")?;
+            let (name, rest) = rest.split_once('}').ok_or("contains a { without a }")?;
             let found = MACROS.iter().find(|(known, _)| *known == name);
             let (_, value) = found.ok_or_else(|| {
                 let known = MACROS.map(|(known, _)| format!("{{{known}}}"));
@@ -80,7 +80,7 @@ impl Template {
         }
         let is_closing = |text: &str| text.contains('}');
         if is_closing(end) || parts.iter().any(|(text, _): &(String, _)| is_closing(text)) {
-            return Err("has a } without a {".to_owned());
+            return Err("contains a } without a {".to_owned());
         }
         Ok(Self {
             host,
@@ -147,7 +147,7 @@ fn encode(bytes: impl Iterator<Item = u8>, length_max: usize, output: &mut Vec<u
 /// A description of the error.
 fn host(authority: &str) -> Result<String, String> {
     if authority.contains(['{', '}']) {
-        return Err("has a macro in its host or port".to_owned());
+        return Err("contains a macro in the host or port".to_owned());
     }
     if authority.contains('@') {
         return Err("contains a user name".to_owned());

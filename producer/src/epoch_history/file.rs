@@ -61,7 +61,7 @@ impl RecordFile {
         Ok(Self {
             file,
             path: path.to_owned(),
-            _lock: lock.context("another process with the same --id uses this file")?,
+            _lock: lock.context("another process with the same --id is using this file")?,
         })
     }
 

@@ -157,7 +157,8 @@ async fn wait_released(
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
         if ended == PipeEnd::Disconnected {
-            let message = "slow subscriber: all streams together exceeded --in-flight-bytes";
+            let message =
+                "slow subscriber: bytes in flight to all streams exceed --in-flight-bytes";
             sent.end(&Status::resource_exhausted(message));
         }
         return Ok(());

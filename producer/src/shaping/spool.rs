@@ -47,7 +47,7 @@ impl Spool {
             FileLock::acquire(create(&with_suffix(&path, ".lock"))?).map_err(
                 |error| match error {
                     fs::TryLockError::WouldBlock => {
-                        io::Error::other("another process uses this spool")
+                        io::Error::other("another process is using this spool")
                     }
                     fs::TryLockError::Error(error) => error,
                 },

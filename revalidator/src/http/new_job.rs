@@ -165,7 +165,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::TOO_MANY, "too many open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("this process has no maker: use another process"));
+            return Err(invalid("--no-maker is set: use the API of another process"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
@@ -192,7 +192,7 @@ impl<E: Engine> Api<E> {
     fn check_assets(&self, request: &JobRequest) -> Result<Vec<Asset>, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
-            return Err(invalid("assets: use 1 to 100; allowDelete: not all"));
+            return Err(invalid("assets: use 1 to 100; allowDelete: not `all`"));
         }
         let budget = self.budget.lock();
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
@@ -218,7 +218,7 @@ async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asse
 
 /// Receives a body, and checks its assets; returns the description of the job, and the assets.
 async fn receive(body: &mut Incoming) -> Result<(Vec<u8>, Body), Problem> {
-    let many = |_| Problem::new(problem::TOO_MANY, "too many bodies with assets").retry_after(60);
+    let many = |_| Problem::new(problem::TOO_MANY, "too many asset uploads").retry_after(60);
     let permit = LARGE_BODIES.try_acquire().map_err(many)?;
     let file = body::file(body).await?;
     let checked = spawn_blocking(move || anyhow::Ok((source::check(&file)?, file))).await;

@@ -64,7 +64,7 @@ impl<E: Engine> Maker<E> {
             let path = match lock(&self.bodies).get(&job.job_id) {
                 Some(body) => body.file.to_path_buf(),
                 None if job.has_body => bail!("the process that received the assets has ended"),
-                None => app.settings.assets.clone().context("no assets file")?,
+                None => app.settings.assets.clone().context("`assets` is unset")?,
             };
             source::check_size(&path)?;
             Source::File(Lines::open(&path, job.cursor.parse().unwrap_or(0))?)

@@ -105,7 +105,7 @@ impl<E: Engine> Matches<E> {
     /// The selected matches of a page.
     async fn read_once(&mut self, next: &str) -> Result<Vec<Asset>> {
         let cookies = self.app.settings.cookies.as_ref();
-        let cookies = cookies.context("the application has no matches")?;
+        let cookies = cookies.context("the application has no table `cookies`")?;
         let mut selection = self.selection.clone();
         let older_than = &mut selection.filter.older_than;
         let min_age = *older_than.get_or_insert(cookies.after.as_secs());
@@ -142,7 +142,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     if !next.is_empty() {
         path += &format!("&next={}", utf8_percent_encode(next, NON_ALPHANUMERIC));
     }
-    let nodes = cookies.nodes.as_ref().context("no nodes")?;
+    let nodes = cookies.nodes.as_ref().context("`nodes` is unset")?;
     let body = nodes.call(&path, None).await?;
     let mut lines: Vec<&[u8]> = body.trim_ascii_end().split(|byte| *byte == b'\n').collect();
     let end = lines.pop().unwrap_or_default();
@@ -157,7 +157,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
         matches.len() <= ROWS_MAX
             && matches.iter().all(|it| is_user_id(it.u.as_bytes()))
             && end.next.iter().all(is_later),
-        "a page is inconsistent"
+        "a page has too many rows, an invalid user id or an invalid next position"
     );
     end.as_of = end.as_of.min(unix_micros() / 1000 - CLOCK_MARGIN_MS);
     Ok((matches, end))

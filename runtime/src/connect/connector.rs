@@ -125,7 +125,7 @@ async fn open(
             Err(error) => {
                 failure.record(&error);
                 if error.kind() == io::ErrorKind::UnexpectedEof {
-                    failure.set("connection closed during the TLS handshake: the port has no TLS, or too many connections");
+                    failure.set("connection closed during the TLS handshake: the port does not use TLS, or has too many open connections");
                 }
                 return Err(error);
             }

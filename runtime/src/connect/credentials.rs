@@ -56,7 +56,7 @@ impl Security {
         let key = NamedFile::from_flag("--tls-key", &args.tls_key);
         let any = authorities.is_some() || certificate.is_some() || key.is_some();
         if !has_https && (any || !args.tls_server_name.is_empty()) {
-            errors.add("--tls-…: no effect, because no producer URL is https://");
+            errors.add("--tls-…: has no effect, because no producer URL is https://");
         }
         if has_https && authorities.is_none() {
             errors.add("--tls-ca: required for https:// producers; set it to a PEM file of CA certificates");

@@ -104,7 +104,7 @@ pub fn count(
         |count| count.to_string(),
         |text| {
             text.parse()
-                .map_err(|_| format!("{text:?} is not a whole number, or too large"))
+                .map_err(|_| format!("{text:?} is not a whole number, or is too large"))
         },
     )
 }
@@ -257,7 +257,10 @@ mod tests {
         check(
             optional(count(1..=5)),
             "-1",
-            Some(("\"-1\" is not a whole number, or too large", Some("1 to 5"))),
+            Some((
+                "\"-1\" is not a whole number, or is too large",
+                Some("1 to 5"),
+            )),
         );
     }
 

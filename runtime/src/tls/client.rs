@@ -146,7 +146,7 @@ fn certificate(error: &CertificateError) -> String {
         ),
         // The error text of webpki for certificates as `openssl req -x509` creates them.
         other if other.to_string().contains("CaUsedAsEndEntity") => {
-            "the producer's certificate is an authority (CA:TRUE): use it to sign one for the producer"
+            "the producer's certificate is that of an authority (CA:TRUE): use it to sign a certificate for the producer"
                 .to_owned()
         }
         other => format!("the producer's certificate is invalid: {other}"),

@@ -121,7 +121,7 @@ impl Inner {
             return Ok(());
         }
         let why =
-            "the server restarted or another member took over; writing possibly lost cookies again";
+            "the server restarted or another member took over; repeating writes that may be lost";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 

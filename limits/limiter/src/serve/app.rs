@@ -181,7 +181,7 @@ impl admin::Pages for StateMetrics {
 fn describe_limits(usage: &UsageSummary, rejected: Option<String>) -> String {
     let mut text = format!("version {} in effect", usage.version);
     if let Some(why) = rejected {
-        text.push_str(&format!(", the newest version is rejected: {why}"));
+        text.push_str(&format!(", but the newest version is rejected: {why}"));
     }
     let quotas = usage.limits.iter().filter_map(|limit| {
         let top = limit.quota.as_ref()?;

@@ -16,8 +16,9 @@ const SPREAD_SECONDS_MAX: u64 = 4;
 runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
-        "Only rules with count_refused count the call. The detail has the exhausted rule and the next slot. Retry after Retry-After, or \
-         with a larger max_wait. With a global limit, slots are at most 30 s ahead, and a token must leave as many free as it books."
+        "Only rules with count_refused count the refused call. The detail names the exhausted rule and the next slot. Retry after the \
+         time in Retry-After, or with a larger max_wait. Under a global limit, slots are booked at most 30 s ahead, and a token must \
+         leave as many slots free as it books."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
         "Check the name: the operator of the limiter defines the limits. Only counters are created on first use."
@@ -41,7 +42,7 @@ runtime::problem_kinds! {
         "Send the body within 10 s of the headers."
     OVER_BURST UNPROCESSABLE_ENTITY "too-many-at-once"
         "More requests than a rule allows in one burst"
-        "Use a smaller n. The detail has the maximum."
+        "Use a smaller n. The detail gives the maximum."
     TOO_MANY_RULES UNPROCESSABLE_ENTITY "too-many-rules"
         "The limits of the call have more than 16 rules in total"
         "Name fewer limits in one call."
@@ -66,7 +67,7 @@ runtime::problem_kinds! {
         "Retry after the time in Retry-After: unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
     NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
         "The limiter cannot write its state"
-        "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log has the cause."
+        "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log names the cause."
     SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
         "The server of the shared limits is unavailable"
         "The call was not granted, but may have been counted. Retry after the time in Retry-After. Report calls already made with \

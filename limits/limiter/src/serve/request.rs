@@ -206,7 +206,7 @@ fn limit_name(name: &str) -> Result<String, Problem> {
 fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
     let n = n.unwrap_or(1);
     if !(1..=REQUESTS_MAX).contains(&n) {
-        return Err(invalid(format!("invalid n {n}: use 1 to {REQUESTS_MAX}")));
+        return Err(invalid(format!("`n` is {n}: use 1 to {REQUESTS_MAX}")));
     }
     Ok(n)
 }

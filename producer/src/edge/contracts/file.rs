@@ -414,7 +414,7 @@ impl Reader {
         }
         if let Some(macros) = uid_macro {
             let is_valid = !macros.iter().any(String::is_empty);
-            let error = "contains an empty text, which is never an id";
+            let error = "contains an empty string: remove it (an empty uid is always rejected)";
             checked("uid_macro", check(is_valid, error));
             contract.uid_macro = macros.into();
         }

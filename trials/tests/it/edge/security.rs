@@ -326,7 +326,7 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
     keep_alive.close().await?;
     let log = || producer.process.last_lines(usize::MAX);
     wait_logged_times(log, "contains no certificate", 2).await?;
-    wait_logged_times(log, "keeping the current ones", 2).await?;
+    wait_logged_times(log, "keeping the versions already loaded", 2).await?;
 
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 4).await

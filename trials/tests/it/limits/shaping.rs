@@ -111,7 +111,11 @@ async fn shutdown_without_a_spool_releases_queued_cookies_early() -> Result<()> 
     assert_eq!(queued(&producer).await?, 1);
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
-    wait_logged(&producer.process, "released queued cookies early").await?;
+    wait_logged(
+        &producer.process,
+        "released queued cookies, ignoring their limits",
+    )
+    .await?;
     consumer.wait_lookup("bob", json!({"17": "of-bob"})).await
 }
 
@@ -358,7 +362,7 @@ async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
     let output = run_to_end(program, &flags, &[]).await?;
     assert_eq!(output.code, Some(1), "{}", output.text);
     ensure!(
-        output.text.contains("another process uses this spool"),
+        output.text.contains("another process is using this spool"),
         "{}",
         output.text
     );

@@ -234,7 +234,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let message = "up to cookies_max cookies after this sequence number are lost";
     ensure!(log.contains(message), "{log}");
     ensure!(log.contains(&format!("cookies_max={bound}")), "{log}");
-    let message = "cookies after this sequence number are unaccounted for until it reconnects";
+    let message = "until it is restored, cookies after this sequence number are unaccounted for";
     ensure!(log.contains(message), "{log}");
     Ok(())
 }
@@ -391,7 +391,7 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     let second = Producer::start_at(&dir, &Addresses::free()?, &flags).await?;
     wait_logged(
         &second.process,
-        "another process with the same --id uses this file",
+        "another process with the same --id is using this file",
     )
     .await?;
     let recorded = "producer_epoch_history_recorded";

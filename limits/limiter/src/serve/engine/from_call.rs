@@ -41,13 +41,11 @@ impl CallRule {
     pub fn new(interval: u64, requests: u64) -> Result<Self, String> {
         if !(1..=INTERVAL_MAX).contains(&interval) {
             return Err(format!(
-                "invalid interval {interval}: use 1 to {INTERVAL_MAX} s"
+                "`interval` is {interval}: use 1 to {INTERVAL_MAX} (seconds)"
             ));
         }
         if !(1..=REQUESTS_MAX).contains(&requests) {
-            return Err(format!(
-                "invalid requests {requests}: use 1 to {REQUESTS_MAX}"
-            ));
+            return Err(format!("`requests` is {requests}: use 1 to {REQUESTS_MAX}"));
         }
         Ok(Self { interval, requests })
     }

@@ -67,7 +67,7 @@ async fn counter_keeps_the_rule_of_its_calls_across_a_kill() -> Result<()> {
         (
             "partner/three/delay?interval=0&requests=1",
             400,
-            "invalid interval 0: use 1 to 2678400 s",
+            "`interval` is 0: use 1 to 2678400 (seconds)",
         ),
         ("unknown/k/delay?interval=1&requests=1", 404, "unknown"),
         ("partner%201%2F1s/k/delay", 400, "slash"),
