@@ -341,14 +341,18 @@ fn limit_with_from_call_has_neither_keys_nor_rules() {
     assert!(limit.from_call && limit.keys.is_empty() && limit.rules.is_empty());
     assert!(rules.to_string().contains("a: each counter, with the rule"));
     for (top, more, expected) in [
-        ("", "keys = [1]", "has no keys or rules"),
+        ("", "keys = [1]", "cannot have keys or rules"),
         (
             "",
             "rules = [{ id = \"r\", rate = \"1/s\" }]",
-            "has no keys or rules",
+            "cannot have keys or rules",
         ),
         ("", "global = true", "cannot be global"),
-        ("unknown = \"a\"\n", "", "or that of unlisted keys"),
+        (
+            "unknown = \"a\"\n",
+            "",
+            "cannot be the limit of unlisted keys",
+        ),
     ] {
         let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");
         let errors = Rules::parse(&text).unwrap_err().to_string();

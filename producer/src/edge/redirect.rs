@@ -147,7 +147,7 @@ fn encode(bytes: impl Iterator<Item = u8>, length_max: usize, output: &mut Vec<u
 /// A description of the error.
 fn host(authority: &str) -> Result<String, String> {
     if authority.contains(['{', '}']) {
-        return Err("contains a macro in the host or port".to_owned());
+        return Err("contains a macro in its host or port".to_owned());
     }
     if authority.contains('@') {
         return Err("contains a user name".to_owned());

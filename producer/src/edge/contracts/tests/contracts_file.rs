@@ -57,7 +57,7 @@ uid_macro = ['']
         "line 10: dsp.17.origins: has no effect without answer = \"json\"",
         "line 14: dsp.18: unknown key `uid_patern`: did you mean `uid_pattern`?",
         "line 17: dsp.19.state: unknown value `alowed`: did you mean `allowed`?",
-        "line 22: dsp.20.uid_macro: contains an empty text",
+        "line 22: dsp.20.uid_macro: contains an empty string",
         "line 20: dsp.20.answer: \"redirect\" needs a URL",
         "line 22: dsp.20.uid_macro: has no effect without \"macro\" in refuse",
         "line 19: dsp.20.name: another DSP has the name `same`",
