@@ -160,7 +160,7 @@ pub const RESUMES: MetricDef = MetricDef::counter(
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
     "producer_subscribers_without_series",
-    "Subscribers without their own metric series because there are too many names.",
+    "Subscribers without metric series of their own, because there are too many subscribers.",
 );
 
 pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(

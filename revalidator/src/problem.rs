@@ -21,7 +21,7 @@ runtime::problem_kinds! {
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
         "Too many open jobs, request bodies with assets, or single checks"
-        "Retry later. Limits: 1000 open jobs, 4 request bodies with assets until they are transmitted, and 50 assets per second in single \
+        "Retry later. Limits: 1000 open jobs, 4 request bodies whose assets are not yet transmitted, and 50 assets per second in single \
          checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"

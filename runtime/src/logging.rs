@@ -81,7 +81,7 @@ impl FromStr for Filter {
                 .is_err()
             {
                 return Err(format!(
-                    "{word:?} is not a level (error, warn, info, debug, trace, off); a module needs one: \
+                    "{word:?} is not a level (error, warn, info, debug, trace, off); for a module, write \
                      {word}=debug"
                 ));
             }

@@ -153,8 +153,8 @@ pub(super) fn cost(steps: &[Step], consumers: usize) -> Option<String> {
     let step = best(steps).or(completed(steps).next())?;
     let each_node = |role| step.cpu_micros(role) / consumers as f64;
     Some(format!(
-        "CPU per cookie at {}: {:.2} µs of producer with {}, and {:.2} µs of consumer and {:.2} µs of mongod on each node; {:.1} \
-         bytes per cookie and node",
+        "CPU per cookie at {}: {:.2} µs in the producer with {}, and {:.2} µs in the consumer and {:.2} µs in mongod on each \
+         node; {:.1} bytes per cookie and node",
         rate(step.rate as f64),
         step.cpu_micros(Role::Producer),
         plural(consumers, "node"),

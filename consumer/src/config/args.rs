@@ -206,7 +206,7 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory for recognizing cookies stored during --refresh-interval, about 50 bytes per pair of user and DSP
+    /// Memory to remember which cookies were stored within --refresh-interval, about 50 bytes per pair of user and DSP
     #[arg(
         long,
         value_name = "BYTES",

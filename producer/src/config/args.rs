@@ -104,7 +104,7 @@ pub struct Network {
 
     /// Directory for the epoch history, or `none`
     ///
-    /// After a restart, consumers learn from it how many cookies they missed. The directory must be in memory (tmpfs), and the
+    /// After a restart, consumers learn from this history how many cookies they missed. The directory must be in memory (tmpfs), and the
     /// same for every run of a producer.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
     pub state: std::option::Option<PathBuf>,
@@ -287,7 +287,8 @@ pub struct ResourceLimits {
 pub struct Shutdown {
     /// Time to keep accepting requests after a shutdown signal
     ///
-    /// During this time, `/readyz` returns 503 and responses close their connections. Must exceed the load balancer's reaction time.
+    /// During this time, `/readyz` returns 503 and responses close their connections. The delay must exceed the load
+    /// balancer's reaction time.
     #[arg(
         long,
         group = RELOADED,

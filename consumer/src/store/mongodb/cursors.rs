@@ -71,7 +71,7 @@ impl Inner {
         if has_commits(&found, &self.committed.lock(), batch) {
             return Ok(());
         }
-        let why = "the server lost committed cursors: it was restored, rolled back or replaced, or another consumer has this --name; \
+        let why = "the server lost committed cursors: it was restored, rolled back or replaced, or another consumer uses this --name; \
                    restart this consumer to resume from the cursors on the server";
         Err(StoreError::Broken(why.to_owned()))
     }

@@ -70,8 +70,8 @@ runtime::problem_kinds! {
         "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log names the cause."
     SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
         "The server of the shared limits is unavailable"
-        "The call was not granted, but may have been counted. Retry after the time in Retry-After. Report calls already made with \
-         their time (`at`)."
+        "The call was not granted, but may have been counted. Retry after the time in Retry-After. Report calls that were already \
+         made, with their time (`at`)."
 }
 
 /// A temporary problem. Retry-After varies from 1 to 5 s, so that clients do not retry together.
