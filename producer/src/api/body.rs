@@ -121,7 +121,7 @@ impl<'a> Rows<'a> {
         if self.frame.is_empty() {
             let frame = timeout_at(self.deadline, self.body.frame()).await;
             let frame = frame.map_err(|_| {
-                let detail = format!("no complete body within {} s", BODY_TIMEOUT.as_secs());
+                let detail = format!("body incomplete after {} s", BODY_TIMEOUT.as_secs());
                 Problem::new(SLOW, detail)
             })?;
             let frame = frame.transpose().map_err(|_| {
@@ -185,7 +185,7 @@ impl<'a> Rows<'a> {
             return Ok(None);
         };
         if self.count == ROWS_MAX {
-            let detail = format!("maximum: {ROWS_MAX} rows");
+            let detail = format!("too many rows; maximum: {ROWS_MAX}");
             return Err(Problem::new(TOO_LARGE, detail));
         }
         self.count += 1;
@@ -207,7 +207,7 @@ pub(super) async fn discard(body: &mut Body) {
 
 fn too_large() -> Problem {
     let detail = format!(
-        "maximum: {} MiB, {} MiB after decompression, compression ratio {RATIO_MAX}:1",
+        "body too large; maximum: {} MiB, {} MiB after decompression, compression ratio {RATIO_MAX}:1",
         ENCODED_BYTES_MAX >> 20,
         DECODED_BYTES_MAX >> 20,
     );

@@ -156,7 +156,7 @@ impl Api {
         if lag <= parts.lag_max {
             return Ok(());
         }
-        let detail = format!("the slowest node is {} s behind", lag.as_secs());
+        let detail = format!("the slowest node lags by {} s", lag.as_secs());
         Err(Problem::new(TOO_MANY, detail).retry_after(1 + lag.as_secs()))
     }
 }

@@ -57,15 +57,14 @@ pub(super) async fn delete_one(
     };
     let dsp_id = dsp.map_or(0, NonZeroU32::get);
     if scope == "dsp" && uri.query() != Some(&*format!("confirm={dsp_id}")) {
-        let detail =
-            "this deletes all cookies of the DSP; to confirm it, add the query confirm=DSP";
+        let detail = "this deletes all cookies of the DSP: to confirm, repeat its id in the query, as confirm=ID";
         return Err(Problem::new(INVALID, detail));
     }
     if user
         .as_ref()
         .is_some_and(|user| !ids::is_user_id(user.as_bytes()))
     {
-        let detail = "a user id is 1 to 64 printable ASCII characters without space";
+        let detail = "invalid user id: use 1 to 64 printable ASCII characters without spaces";
         return Err(Problem::new(INVALID, detail));
     }
     if !client.permissions.may_use(dsp_id) {

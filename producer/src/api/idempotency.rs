@@ -84,7 +84,7 @@ impl Key {
         let key = key.to_str().ok();
         let key = key.filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len()));
         let key = key.ok_or_else(|| {
-            let detail = format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters");
+            let detail = format!("Idempotency-Key: use 1 to {KEY_BYTES_MAX} ASCII characters");
             Problem::new(INVALID, detail)
         })?;
         let key = format!("{} {key}", head.uri.path());

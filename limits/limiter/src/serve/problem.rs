@@ -21,7 +21,7 @@ runtime::problem_kinds! {
          leave as many slots free as it books."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
-        "Check the name: the operator of the limiter defines the limits. Only counters are created on first use."
+        "Check the name of the limit. The operator of the limiter defines the limits; only counters are created on first use."
     NOT_FOUND NOT_FOUND "not-found"
         "Unknown path"
         "See /v1/openapi.json for all paths."
@@ -33,7 +33,7 @@ runtime::problem_kinds! {
         "The detail names the error. Do not retry the request unchanged."
     MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "media-type"
         "The body must be JSON"
-        "Send Content-Type: application/json. Other types are rejected because browsers send them for pages of other sites."
+        "Send Content-Type: application/json. Other types are rejected, because pages of other sites can make a browser send them."
     TOO_LARGE PAYLOAD_TOO_LARGE "too-large"
         "Request body too large"
         "Send a body of up to 8 KiB."
@@ -48,8 +48,8 @@ runtime::problem_kinds! {
         "Name fewer limits in one call."
     INVALID_RULE UNPROCESSABLE_ENTITY "invalid-rule"
         "Invalid rule for this counter"
-        "A limit with from_call takes interval and requests from each call. A counter keeps the rule of its first call while it is in use. \
-         The detail names the error."
+        "Each call under a limit with from_call provides its rule, as interval and requests. While a counter is in use, it accepts only \
+         calls with the same rule. The detail names the error."
     TOO_EARLY UNPROCESSABLE_ENTITY "too-early"
         "The reported time is in the future"
         "The calls were not counted. Compare your clock with `now` in a response."
@@ -58,10 +58,10 @@ runtime::problem_kinds! {
         "Send Authorization: Bearer TOKEN with a token of the limiter's token file."
     FORBIDDEN FORBIDDEN "forbidden"
         "The token does not grant access to this limit"
-        "The operator of the limiter lists the limits of each token in the token file."
+        "The token file of the limiter lists the limits of each token. Its operator can add the limit."
     MISDIRECTED MISDIRECTED_REQUEST "misdirected"
         "Cross-site requests and non-loopback hosts are rejected"
-        "Use 127.0.0.1, ::1 or localhost as the host."
+        "Without a token file, the limiter serves only local programs. Use 127.0.0.1, ::1 or localhost as the host."
     COUNTER_LIMIT SERVICE_UNAVAILABLE "counter-limit-reached"
         "All counters are in use"
         "Retry after the time in Retry-After: unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
@@ -70,8 +70,8 @@ runtime::problem_kinds! {
         "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log names the cause."
     SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
         "The server of the shared limits is unavailable"
-        "The call was not granted, but may have been counted. Retry after the time in Retry-After. Report calls that were already \
-         made, with their time (`at`)."
+        "The call was not granted, but may have been counted. Retry after the time in Retry-After. If you call the partner nevertheless, \
+         report the call later through increment, with its time (`at`)."
 }
 
 /// A temporary problem. Retry-After varies from 1 to 5 s, so that clients do not retry together.
