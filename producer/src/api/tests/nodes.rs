@@ -93,7 +93,7 @@ async fn bulk_requests_wait_for_nodes_and_not_for_other_readers() {
     let (status, problem) = bulk().await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     let detail = problem["detail"].as_str().unwrap();
-    assert!(detail.starts_with("the slowest node is"), "{detail}");
+    assert!(detail.starts_with("the slowest node lags"), "{detail}");
     lease.record(&first, 1, 1);
     assert_eq!(bulk().await.0, StatusCode::TOO_MANY_REQUESTS);
     lease.record(&second, 1, 1);
