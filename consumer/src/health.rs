@@ -138,7 +138,7 @@ impl Health {
         let producers = match self.producers.connected_and_total() {
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!(
-                "no producer is connected: 0 of {all}{}",
+                "no producer is connected; known addresses: {all}{}",
                 self.describe_disconnected()
             )),
             (some, all) => Ok(format!(
@@ -197,7 +197,7 @@ mod tests {
         });
         check(
             &health,
-            &[("producers", "no producer is connected: 0 of 2")],
+            &[("producers", "no producer is connected; known addresses: 2")],
         );
         let at = Cursor {
             producer: "p".into(),
@@ -235,7 +235,7 @@ mod tests {
         drop(connected);
         check(
             &health,
-            &[("producers", "no producer is connected: 0 of 1")],
+            &[("producers", "no producer is connected; known addresses: 1")],
         );
     }
 }

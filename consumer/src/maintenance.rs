@@ -97,7 +97,7 @@ pub async fn run(
         }
         task.stop.cancel();
         if timeout(STOP_TIMEOUT, loops).await.is_err() {
-            tracing::debug!("maintenance did not stop in time; continuing without it");
+            tracing::debug!("maintenance did not stop in time; no longer waiting for it");
         }
     }
 }

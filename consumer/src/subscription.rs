@@ -367,7 +367,7 @@ impl Subscription {
                 return Ok(());
             }
             StreamMessage::Event(Event::Hello(_)) => {
-                return Err(violation(ProtocolViolation::new("second hello")));
+                return Err(violation(ProtocolViolation::new("second Hello")));
             }
             StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();
@@ -421,7 +421,7 @@ impl Subscription {
                 tracing::error!(
                     producer = &*cursor.producer,
                     address = %self.address(),
-                    "two producers have the same id, so neither can be resumed; give each producer its own --id"
+                    "two producers have the same id, so their streams cannot be resumed; give each producer its own --id"
                 );
             }
         }

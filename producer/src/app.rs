@@ -93,7 +93,7 @@ impl App {
         let files = runtime::raise_open_files();
         ensure!(
             files >= FILES_MIN,
-            "open-file limit too low: {files}; a producer needs at least {FILES_MIN}, one per connection. Raise it with \
+            "open-file limit too low: {files}; a producer needs at least {FILES_MIN}. Each connection is an open file. Raise the limit with \
              ulimit -n, or LimitNOFILE= in its systemd unit"
         );
         let contracts = config.dsps.contracts.clone();

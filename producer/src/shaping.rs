@@ -252,7 +252,7 @@ impl Shaping {
             // This would be a bug: the log is closed only after this task has ended.
             tracing::error!(
                 cookies = released.len(),
-                "lost released cookies: the log is closed"
+                "released cookies are lost, because the log is closed"
             );
             state.is_draining = true;
         }

@@ -87,10 +87,10 @@ pub fn drain_on_signals(
         if stopped.run_until_cancelled(signals.next()).await.is_none() {
             return;
         }
-        tracing::info!("draining; a second signal stops immediately");
+        tracing::info!("draining; a second signal stops the process immediately");
         drain.cancel();
         if stopped.run_until_cancelled(signals.next()).await.is_some() {
-            tracing::warn!("second signal; stopping immediately");
+            tracing::warn!("second signal; stopping the process immediately");
             logging::flush();
             std::process::exit(EXIT_INTERRUPTED.into());
         }

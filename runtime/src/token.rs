@@ -98,7 +98,7 @@ impl<P: Permissions> Source for File<P> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The request has no token.
-    #[error("missing token; send the header authorization: Bearer TOKEN")]
+    #[error("missing token; send the header `authorization: Bearer TOKEN`")]
     Missing,
     /// The file does not contain the token.
     #[error("invalid token")]

@@ -95,7 +95,7 @@ impl App {
             self.services.stage.tasks.wait().await;
         };
         if timeout(closing_time / 2, all).await.is_err() {
-            tracing::debug!("tasks did not end in time; continuing without them");
+            tracing::debug!("tasks did not end in time; no longer waiting for them");
         }
         // Closing the embedded store may block for a moment.
         let store = self.store;
@@ -103,7 +103,7 @@ impl App {
         match timeout(closing_time / 2, closed).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "failed to close the store"),
-            Err(_) => tracing::debug!("store did not close in time; continuing without it"),
+            Err(_) => tracing::debug!("store did not close in time; no longer waiting for it"),
         }
     }
 }

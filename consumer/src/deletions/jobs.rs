@@ -64,7 +64,7 @@ async fn remove_old(deletions: &Deletions, store: &dyn Store, stop: &Cancellatio
             continue;
         }
         if let Err(error) = store.remove_deletions_until(floor).await {
-            tracing::warn!(%error, "failed to remove old deletions, retrying");
+            tracing::warn!(%error, "failed to remove old deletion records, retrying");
             stop.run_until_cancelled(sleep(backoff.delay())).await;
             changes.mark_changed();
         } else {

@@ -181,7 +181,7 @@ impl Collector {
     fn update_rejected_dsps(&mut self) {
         let rejected = self.rejected_dsps.borrow();
         if self.slots.set_rejected(&rejected) {
-            tracing::info!(dsps = rejected.len(), "rejected DSPs updated");
+            tracing::info!(dsps = rejected.len(), "list of rejected DSPs updated");
         }
     }
 

@@ -110,7 +110,7 @@ impl StoreCaller {
             if let Ok(result) = timeout(hang_timeout.saturating_sub(TIMEOUT), &mut call).await {
                 return result;
             }
-            let why = format!("no response for {hang_timeout:?}; probably only a restart helps");
+            let why = format!("no response for {hang_timeout:?}; restart the consumer");
             tracing::error!(why, "store is not responding, still waiting");
             self.health.set_store_down(why, true);
         }

@@ -96,7 +96,7 @@ impl Confirmations {
         match timeout(REPLY_TIMEOUT, confirmed).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) => {
-                tracing::debug!(producer = &*self.producer, %status, "confirmation failed");
+                tracing::debug!(producer = &*self.producer, %status, "failed to confirm stored records");
                 Err(status.code())
             }
             Err(_) => Err(Code::DeadlineExceeded),

@@ -153,7 +153,7 @@ impl StreamPosition {
         if missing == 0 {
             Ok(())
         } else {
-            let what = format!("Goodbye with {missing} cookies missing");
+            let what = format!("Goodbye, although {missing} cookies are missing");
             Err(ProtocolViolation::new(what))
         }
     }

@@ -54,7 +54,7 @@ pub(super) async fn show(
     let client = api.authorize(&headers, DELETE)?;
     let Path(text) = path.map_err(invalid_path)?;
     let (producer, epoch, first, last) = parse(&text)
-        .ok_or_else(|| Problem::new(NOT_FOUND, "a receipt is PRODUCER:EPOCH:FIRST-LAST"))?;
+        .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;
     if producer != parts.producer_id {
         let detail = format!("request this receipt from the API of {producer}");

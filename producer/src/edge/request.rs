@@ -53,8 +53,8 @@ rejections! {
     DspMissing, "d_missing", "parameter d (the DSP id) is missing\n";
     /// `d` occurs more than once.
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
-    /// `d` is not a decimal from 1 to 4294967295.
-    DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
+    /// `d` is not a decimal integer from 1 to 4294967295.
+    DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal integer from 1 to 4294967295\n";
     /// No contract lists the DSP, and `unknown_dsps` is `refuse`, or no contract has the `bidder` of `/setuid` as its name.
     /// Checked by the edge, like all rejections by a contract.
     DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) is not a known DSP\n";

@@ -89,7 +89,7 @@ impl Spool {
                 None
             }
             Err(error) => {
-                tracing::error!(%path, %error, "failed to read the spool; move it away, or the next shutdown overwrites it");
+                tracing::error!(%path, %error, "failed to read the spool; move it elsewhere, or the next shutdown will overwrite it");
                 None
             }
         }

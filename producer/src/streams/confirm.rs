@@ -21,7 +21,7 @@ pub(super) fn handle(
 ) -> Result<Response<Body>, Status> {
     check_name(&request.subscriber, "subscriber")?;
     let durable = request.durable.as_ref();
-    let durable = durable.ok_or_else(|| Status::invalid_argument("missing field durable"))?;
+    let durable = durable.ok_or_else(|| Status::invalid_argument("missing field `durable`"))?;
     if durable.producer_id != streams.config.producer_id
         || durable.epoch != streams.config.log.epoch()
     {

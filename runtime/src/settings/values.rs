@@ -65,7 +65,7 @@ pub(super) fn error_of(argument: &Arg, value: &OsStr) -> Option<InvalidValue> {
 /// A message for the operator.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
-        .map_err(|_| format!("{text:?} is not an IP address with a port, like 127.0.0.1:8080"))
+        .map_err(|_| format!("{text:?} is not an IP address with a port, such as 127.0.0.1:8080"))
 }
 
 /// Parses `true` or `false`.
@@ -83,7 +83,7 @@ pub fn time(
 ) -> impl Fn(&str) -> Result<Duration, InvalidValue> + Clone + Send + Sync + 'static {
     within(range, TIME_MAX, format_time, |text| {
         humantime::parse_duration(text)
-            .map_err(|error| format!("{text:?} is not a time, like 200ms or 10s ({error})"))
+            .map_err(|error| format!("{text:?} is not a duration, such as 200ms or 10s ({error})"))
     })
 }
 
@@ -251,7 +251,7 @@ mod tests {
             "400d",
             Some((reason, Some("at least 0s"))),
         );
-        let reason = "\"localhost:1\" is not an IP address with a port, like 127.0.0.1:8080";
+        let reason = "\"localhost:1\" is not an IP address with a port, such as 127.0.0.1:8080";
         check(address, "localhost:1", Some((reason, None)));
         check(optional(count(1..=5)), "", None);
         check(

@@ -60,7 +60,7 @@ async fn hanging_store_needs_a_restart_until_it_responds() {
     sleep(Duration::from_secs(29)).await;
     assert_eq!(sink.health.needs_restart(), None);
     sleep(Duration::from_secs(2)).await;
-    let why = "no response for 30s; probably only a restart helps";
+    let why = "no response for 30s; restart the consumer";
     assert_eq!(sink.health.store_down().as_deref(), Some(why));
     assert_eq!(sink.health.needs_restart(), Some(format!("store: {why}")));
     drop(sink.buffer);

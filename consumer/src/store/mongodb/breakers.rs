@@ -43,7 +43,7 @@ impl Breakers {
         if hanging.all(AbortHandle::is_finished) {
             return Ok(());
         }
-        let why = "an earlier command has no response yet";
+        let why = "no response to an earlier command yet";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 

@@ -118,7 +118,7 @@ fn check_options(uri: &ConnectionString) -> Result<(), String> {
     let socket_timeout = uri.socket_timeout.map(millis);
     let balanced = uri.load_balanced.filter(|it| *it);
     for (option, value, fix) in [
-        ("w", w, "use majority or 1 to 50, or omit it"),
+        ("w", w, "use majority or a number from 1 to 50, or omit it"),
         ("maxPoolSize", zero(uri.max_pool_size), "use 1 or more"),
         ("maxConnecting", zero(uri.max_connecting), "use 1 or more"),
         (

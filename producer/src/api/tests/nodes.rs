@@ -43,7 +43,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     for (path, status, detail) in [
         ("q:7:1-1", 421, "request this receipt from the API of q"),
         ("p:7:1-2", 404, "unknown receipt"),
-        ("p:7", 404, "a receipt is PRODUCER:EPOCH:FIRST-LAST"),
+        ("p:7", 404, "expected PRODUCER:EPOCH:FIRST-LAST"),
     ] {
         let (found, problem) = get(&api, &format!("/v1/receipts/{path}")).await;
         assert_eq!(

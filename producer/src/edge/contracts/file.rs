@@ -100,7 +100,7 @@ impl Source for File {
         let contracts = parse(text).map_err(named)?;
         let sharing = &contracts.limits.sharing;
         if self.sharing.get_or_init(|| sharing.clone()) != sharing {
-            let what = "sharing: only read at startup; restart the producer to change it";
+            let what = "sharing: read only at startup; restart the producer to change it";
             return Err(vec![self.file.error(what)]);
         }
         Ok(contracts)

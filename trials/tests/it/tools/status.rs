@@ -77,7 +77,7 @@ async fn readyz_explains_each_component() -> Result<()> {
     let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
     consumer
         .wait_not_ready(
-            "producers: no producer is connected: 0 of 1; 127.0.0.1:1 of http://127.0.0.1:1",
+            "producers: no producer is connected; known addresses: 1; 127.0.0.1:1 of http://127.0.0.1:1",
         )
         .await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
