@@ -1,4 +1,4 @@
-//! Benchmark of each stage of the consumer on the path of a cookie, without sockets and without a store.
+//! Benchmark of each consumer stage that a cookie passes through, without sockets or a store.
 //!
 //! The measured functions are in [`counted`]: `cargo bench --bench parts` measures their time, and `.ci/instructions`
 //! counts their instructions. Each function processes [`ITEMS`] items per call.

@@ -1,7 +1,7 @@
-//! Builds, starts and drains all stages of a consumer. Only this module imports all of them.
+//! Builds, starts and drains all stages of a consumer.
 //!
-//! [`App::start`] opens the store and binds the admin port before it returns. Subscriptions begin when the cursors are read
-//! from the store. The drain is in `app/drain.rs`.
+//! [`App::start`] opens the store and binds the admin port before it returns. Subscriptions begin after the cursors have
+//! been read from the store. The drain is in `app/drain.rs`.
 //!
 //! The process ends when a stage ends before the drain.
 

@@ -1,8 +1,8 @@
-//! A batch: the newest cookie of each (user, DSP) pair in the chunks pushed so far.
+//! A batch: the newest cookie of each (user, DSP) pair in the chunks added so far.
 //!
 //! Contains no `async` and reads no clock. Strings are not copied: a batch keeps the bytes of its chunks, and an entry
-//! stores offsets into them. A cookie costs one pass over its bytes, one hash, and one probe of a table that is created
-//! with the size of the previous one, but no allocation.
+//! stores offsets into them. A cookie costs one pass over its bytes, one hash and one table probe, but no allocation:
+//! the table is created with the size of the previous batch's table.
 
 mod cursor;
 mod dedup;

@@ -1,4 +1,4 @@
-//! The wall clock: that of this host, or a manual clock for tests.
+//! The wall clock: the clock of this host, or a manual clock in tests.
 
 use std::time::Duration;
 

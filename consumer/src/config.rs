@@ -1,7 +1,7 @@
 //! Settings of a consumer: flags, `CONSUMER_…` environment variables and an optional TOML file.
 //!
-//! All errors are reported together, before any port is bound. Nothing else in this crate reads the environment. Neither
-//! errors nor printed settings contain the credentials of a store.
+//! All errors are reported together, before any port is bound. Neither errors nor printed settings contain the
+//! credentials of a store.
 
 mod args;
 mod parse;

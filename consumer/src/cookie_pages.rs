@@ -1,4 +1,4 @@
-//! `GET /v1/cookies`: the cookies of one DSP accepted before a given time, in pages, for clients with a token.
+//! `GET /v1/cookies`: the cookies of one DSP that were accepted before a given time, in pages, for clients with a token.
 //!
 //! A page consists of one JSON line per cookie, ordered by user id, and of a last line with the position of the next page. For a
 //! page, the store reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any

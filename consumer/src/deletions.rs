@@ -1,9 +1,9 @@
 //! The table of deletions: users and DSPs whose earlier cookies must not be stored.
 //!
-//! A deletion covers cookies accepted up to its time: those of a user at one DSP or at all DSPs, or those of a DSP. It
-//! removes them from the store; for a whole DSP, a *job* does so in the background. This table rejects covered cookies
-//! that arrive later: from another producer, a resumed stream, the retry queue, or a queue of DSP limits. An entry is a
-//! keyed hash and a time.
+//! A deletion covers cookies accepted up to its time: those of one user at one DSP or at all DSPs, or those of all
+//! users at one DSP. Covered cookies are removed from the store; if a whole DSP is deleted, a background *job* removes
+//! them. This table rejects covered cookies that arrive later: from another producer, a resumed stream, the retry
+//! queue, or a producer's queue of rate-limited cookies. An entry is a keyed hash and a time.
 //!
 //! Entries are kept for `RETENTION_MICROS`, the maximum time for which a producer can delay a cookie, and their number
 //! is bounded. Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted.

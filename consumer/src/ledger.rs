@@ -17,8 +17,8 @@
 //! All cookies of a batch get their outcome when the batch is *durable*. Failed or repeated writes and commits do not
 //! change the counts. If the process is stopped immediately, cookies without an outcome stay waiting.
 //!
-//! The number of waiting cookies is counted independently: it grows by the count in a chunk's header and shrinks by the
-//! count of its batch. So a cookie that is dropped or counted twice violates the equation.
+//! The number of waiting cookies is counted independently: it grows by the count in each chunk's header and shrinks by the
+//! count of each batch. So a cookie that is dropped or counted twice violates the equation.
 //!
 //! Every update and every scrape takes one lock, so the equation holds in every scrape. There is one update per chunk and
 //! batch.

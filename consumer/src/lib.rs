@@ -1,4 +1,5 @@
-//! The consumer: reads the streams of all producers and writes their cookies to one local store.
+//! The consumer: reads the streams of all producers and writes their cookies (matches of a user id and a DSP's id for that
+//! user) to one local store.
 //!
 //! ```text
 //! producer ──stream──▶ subscription ──bounded buffer──▶ sink: collector ──batch──▶ sink: writer ──▶ store
@@ -19,8 +20,7 @@
 //! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
 //! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
 //!
-//! Only [`app`] uses all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
-//! contain no `async`.
+//! Only [`app`] uses all of them. Only [`config`] reads the environment.
 
 pub mod clock;
 pub mod config;

@@ -1,7 +1,7 @@
 //! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
 //!
-//! If some DSPs cannot be read, the response contains the results of the other DSPs, and names the failed DSPs. A
-//! response with failed DSPs and without results is a 503, because the user may exist. Until the deletions are loaded,
+//! If some DSPs cannot be read, the response contains the results of the other DSPs, and names the failed DSPs. If DSPs
+//! failed and there are no results, the response is a 503, because the user may exist. Until the deletions are loaded,
 //! every response is a 503, because the store may still have deleted cookies.
 
 use http::StatusCode;

@@ -1,15 +1,15 @@
 //! The retry queue: cookies of DSPs whose MongoDB database fails or is being created, stored on the same MongoDB server.
 //!
-//! One cursor covers all DSPs. It may advance past cookies of a failing database, because they are durable in the retry queue
+//! A cursor covers all DSPs. It may advance past cookies of a failing database, because they are durable in the retry queue
 //! first. Since only that database fails, the server can hold the queue, and the consumer needs no disk. While the whole server
 //! is down, nothing is queued and reading stops. [`Retrier`] writes queued cookies again until the store has them. Later
 //! cookies of a DSP are [queued](crate::batch::Batch::is_deferred) behind its earlier ones, because MongoDB cannot order two
 //! cookies of the same millisecond. A crash may cause cookies to be written twice, which changes nothing.
 //!
-//! A [`RetryEntry`] contains at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module keeps an index with 32 bytes
-//! per entry. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half
-//! of the queue, or two DSPs a third each. All unlisted DSPs without a database share half of the queue, because
-//! clients can invent DSPs. Cookies that do not fit become dead letters.
+//! A [`RetryEntry`] contains at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module keeps an index with 32 bytes per
+//! entry. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half of the
+//! queue; two DSPs can use a third each. All unlisted DSPs without a database share half of the queue, because clients can
+//! invent DSPs. Cookies that do not fit become dead letters.
 
 mod retry;
 

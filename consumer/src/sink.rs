@@ -9,11 +9,11 @@
 //! fifth of the throughput. Failed operations are repeated until they succeed; the log shows the start and end of an outage.
 //! Cursors become durable after the cookies of their batch, or not at all.
 //!
-//! The last write attempt determines whether the store is up: during an outage, only a successful write ends it. When there
-//! is nothing to write, the writer pings the store periodically.
+//! The last write attempt determines whether the store is up: an outage ends only with a successful write. When there is
+//! nothing to write, the writer pings the store periodically.
 //!
-//! When the buffer ends, the collector ends after its last batch, and then the writer ends. All received cookies are
-//! stored, except in a fast drain, which skips the rest of the buffer because its deadline is near.
+//! After the buffer is closed, the collector passes on its last batch and ends, and then the writer ends. All received cookies
+//! are stored, except in a fast drain, which skips the rest of the buffer because its deadline is near.
 
 mod collector;
 mod pipeline;

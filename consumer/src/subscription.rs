@@ -4,7 +4,7 @@
 //! resets the backoff; a connection does not. The stream resumes after the last *pushed* item. After a restart of this
 //! process, it resumes from the cursors in the store.
 //!
-//! Logs state changes only (connected, disconnected, rejected), not connection attempts.
+//! This module logs only state changes (connected, disconnected, rejected), not connection attempts.
 
 pub mod buffer;
 mod confirm;

@@ -1,7 +1,8 @@
 //! Times to live of cookies, by DSP. Contains no `async`.
 //!
-//! Producers report the times to live of their contracts. With a floor, a report shortens the configured TTL of a DSP, but
-//! never below the floor. If reports differ, the longest TTL applies. A lookup then costs an uncontended read lock.
+//! Producers report the times to live that their DSP contracts define. With a floor, a report shortens the configured TTL
+//! of a DSP, but never below the floor. If reports differ, the longest TTL applies. With a floor, a lookup costs an
+//! uncontended read lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

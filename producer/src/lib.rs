@@ -1,4 +1,5 @@
-//! The producer accepts sync requests and streams their cookies to every exchange node.
+//! The producer accepts sync requests and streams their cookies (matches of a user id and a DSP's id for that user) to
+//! every exchange node.
 //!
 //! The path of a cookie: [`edge`] parses it from a request. With rate limits, [`shaping`] may queue or drop it. [`log`]
 //! encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the

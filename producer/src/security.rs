@@ -1,4 +1,5 @@
-//! TLS of all ports, and token authentication of the gRPC port. The files are reloaded when they change.
+//! TLS of all ports, and token authentication of the gRPC port. Certificate, key and token files are reloaded when they
+//! change.
 
 pub mod tokens;
 

@@ -6,10 +6,9 @@
 //! # Life of a cookie under a shaping limit
 //!
 //! An accepted cookie is appended to the log if it is within the limits; otherwise it enters the queue of its DSP
-//! (`queue.rs`). It is *released* at its slot (reserved time) with its age, from which stores get its acceptance time. A
-//! newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred and
-//! rescheduled. A cookie older than `max_age` becomes a dead letter, which is requeued at a share of the rate. After
-//! several requeues it is *parked*: kept, but no longer requeued. `docs/dsp-limits.md` describes the details.
+//! (`queue.rs`). It is *released* at its slot (reserved time) with its age, from which stores compute its acceptance time. A
+//! newer cookie of the same user and DSP supersedes it. See `queue.rs` for cookies that wait too long, and
+//! `docs/dsp-limits.md` for details.
 //!
 //! # Guarantees
 //!
@@ -17,8 +16,9 @@
 //!   ([`metric_defs::equations::SHAPING`]).
 //! - A cookie is appended to the log before any later cookie of the same user and DSP, or never.
 //! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
-//! - A killed process loses its queued cookies and no others. A process that stops saves them in the spool
-//!   (`--limits-spool`). If it has no spool or cannot write it, it releases them before their limits allow it.
+//! - A killed process loses its queued cookies and no others. A process that shuts down saves its queued cookies in the
+//!   spool (`--limits-spool`). If no spool is set or it cannot be written, the process releases the cookies regardless of
+//!   their limits.
 //!
 //! # Cost
 //!

@@ -1,4 +1,5 @@
-//! The wire protocol between producers and their clients: messages, limits, and the encoding of cookies and chunks.
+//! The wire protocol between producers and their clients: messages, limits, and the encoding of cookies (matches of a user id and
+//! a DSP's id for that user) and chunks (blocks of cookies).
 //!
 //! A client needs only this crate: open a stream with [`client::subscribe`], decode each message with
 //! [`wire::StreamMessage::decode`], and keep the last sequence number as the cursor for the next call.

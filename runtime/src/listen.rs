@@ -1,8 +1,8 @@
-//! The accept loop of every port, with a bounded number of connections, timeouts and a shared drain.
+//! The accept loop of every port. It bounds the number of connections, and drains them at shutdown.
 //!
-//! A connection is closed if its client sends request headers too slowly, is idle for too long, or does not read. These
-//! checks cost two relaxed atomic stores per request, and one coarse timer per connection. A timeout of `n` seconds fires
-//! after `n` to `1.5 n` seconds.
+//! A connection is closed if its client sends request headers too slowly, is idle for too long, or does not read its
+//! responses. These checks cost two relaxed atomic stores per request, and one coarse timer per connection. A timeout of
+//! `n` seconds fires after `n` to `1.5 n` seconds.
 
 mod activity;
 pub mod addresses;

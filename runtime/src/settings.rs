@@ -1,8 +1,8 @@
 //! Settings of a process: from flags, then environment, then a TOML file, then defaults.
 //!
-//! A clap parser declares each setting once: the field's type and `value_parser` validate the value, and the field's
-//! group sets the [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same
-//! in capitals, prefixed with the program name. So every setting has all three forms.
+//! A clap parser declares each setting once, as a field. The field's type and `value_parser` validate the value, and its
+//! group sets the [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same in
+//! capitals, prefixed with the program name. So every setting has all three forms.
 //!
 //! clap reports only the first error. So each value is validated separately, and all errors are reported together with those
 //! of the file.

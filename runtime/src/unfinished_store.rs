@@ -1,7 +1,7 @@
 //! Removes an embedded store (fjall) whose creation was interrupted.
 //!
 //! fjall creates the lock file, an empty journal and a directory for keyspaces, and then writes the file `version`. If that file is
-//! missing or empty, for instance because the disk was full, fjall can neither open nor create the store. It contains no data yet.
+//! missing or empty, for instance because the disk was full, fjall can neither open nor create the store. The store is still empty.
 
 use std::{
     fs::{self, File, OpenOptions},

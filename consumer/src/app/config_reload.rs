@@ -1,4 +1,4 @@
-//! Settings that can change at runtime. Only this module applies a reload.
+//! Applies changed settings while the consumer runs. No other module applies them.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,7 +1,7 @@
-//! Order and deadlines of a drain.
+//! Order and deadlines of a drain, the graceful shutdown of a consumer.
 //!
-//! A drain follows the data: reading stops, the last batch is written with its cursors, then the other tasks stop. After
-//! half of the time that the drain may take, the consumer skips the cookies still in the buffer. It does not commit their
+//! A drain follows the data flow: reading stops, the last batch is written with its cursors, then the other tasks stop.
+//! Halfway through the maximum drain time, the consumer skips the cookies still in the buffer. It does not commit their
 //! cursors, so producers send them again.
 
 use std::time::Duration;

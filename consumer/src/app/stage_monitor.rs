@@ -1,6 +1,6 @@
 //! Ends the process when a stage of the pipeline panics or ends before the drain.
 //!
-//! A supervisor can restart a process that exits, but not one that only looks alive.
+//! A supervisor restarts a process that exits, but not one that runs without working.
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
 

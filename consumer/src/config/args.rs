@@ -1,7 +1,7 @@
-//! Definitions of all settings: name, help, default, parser, and reload group.
+//! Definitions of all settings: name, help, default, parser and, if it can change at runtime, reload group.
 //!
-//! A setting without a group needs a restart: buffers and tables are allocated at startup, and stored cookies depend on
-//! their TTL.
+//! A change of any other setting requires a restart: buffers and tables are allocated at startup, and stored cookies
+//! depend on their TTL.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Background jobs of deletions: remove all cookies of a DSP, one DSP after another, and remove old deletions.
+//! Background jobs that remove all cookies of deleted DSPs, one DSP after another, and old deletion records.
 
 use std::{sync::Arc, time::Duration};
 

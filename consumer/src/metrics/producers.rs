@@ -1,8 +1,8 @@
 //! Metrics per producer: connection, lag, clock skew and cursor, read from the [table](Producers) at each scrape.
 //!
-//! A producer has series while it is the last producer that responded at a resolved address. The cursor of a producer has
-//! a series while the store keeps the cursor. At most [`PRODUCER_SERIES_MAX`] producers have series; producers without an
-//! address are omitted first.
+//! A producer has metric series while it is the one that last responded at a resolved address. The cursor of a producer
+//! has a series while the store keeps the cursor. At most [`PRODUCER_SERIES_MAX`] producers have series; producers
+//! without an address are omitted first.
 
 use metric_defs::{MetricDef, consumer};
 use prometheus::Result;

@@ -1,7 +1,7 @@
 //! Retries queued cookies per DSP until the store has them.
 //!
-//! A new DSP is retried immediately. A failing DSP is retried with backoff, up to half a
-//! minute. Queued cookies that have expired, or whose DSP the operator rejects, become dead letters. Several DSPs are retried
+//! A DSP is retried immediately when it first needs a retry. A failing DSP is retried with backoff, up to half a minute.
+//! Queued cookies that have expired, or whose DSP the operator rejects, become dead letters. Several DSPs are retried
 //! concurrently, with one attempt per DSP, so that a hanging DSP does not block the others.
 
 use std::{

@@ -9,12 +9,12 @@
 //! after reopening it. A failure of fjall's background threads, which flush and compact, has the same effect. The next
 //! ping detects this failure, even while a write waits for the threads.
 //!
-//! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry
-//! causes no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete.
-//! After the window closes, the last time applies until the next window or restart. Compactions are proportional to
+//! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry causes
+//! no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete. After the
+//! window closes, compactions use the last time set, until the next window or restart. Compactions are proportional to
 //! writes, and with evenly distributed user ids they reach all data. Without writes, expired cookies stay on disk, but
-//! lookups omit them. The store never starts a full ("major") compaction, which would block all other compactions and,
-//! after four flushes, the writers. So it ignores the compaction window.
+//! lookups omit them. The store never starts a full ("major") compaction, which would block all other compactions and, after
+//! four flushes, the writers. So it ignores the compaction window.
 
 mod deletions;
 mod expiry;

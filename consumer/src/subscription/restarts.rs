@@ -4,7 +4,7 @@
 //! - `Hello.tail` of the next epoch covers the rest of that epoch *and* the epochs in between that this consumer
 //!   missed. A tail of 0 confirms that no cookie is missing, even after a crash.
 //! - Cookies before the cursor were received or declared in a gap. "Nothing lost" therefore requires that there was no gap.
-//!   It covers only the range that this process observed: an earlier process reported its own gaps.
+//!   This statement covers only the range that this process observed: an earlier process reported its own gaps.
 //!
 //! A loss is reported before the *received* cookies are stored. They are stored in the order of receipt, before the cursor of
 //! the next epoch. If this process dies earlier, the next process resumes from the store's cursor and reports the same loss.

@@ -1,4 +1,4 @@
-//! Deletions of a user's cookies at all DSPs or at one DSP, of all cookies of a DSP, and in bulk.
+//! API requests that delete a user's cookies at one DSP or all DSPs, or all cookies of a DSP, one by one or in bulk.
 //!
 //! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two seconds
 //! with `"at_risk": true`. Like a match, a deletion is lost if this producer crashes before a node has stored it.

@@ -1,4 +1,4 @@
-//! Applies reloadable settings. Only this module makes them take effect.
+//! Applies changed settings while the producer runs. No other module applies them.
 
 use runtime::listen::Limits;
 use tokio::sync::watch;

@@ -1,4 +1,4 @@
-//! The steps of a drain in order, with their time limits.
+//! The steps of a drain (graceful shutdown) in order, with their time limits.
 
 use std::time::Duration;
 

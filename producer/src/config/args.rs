@@ -1,7 +1,8 @@
-//! The command-line settings. Each is one field, which defines its name, type, default, help, and reload group.
+//! The command-line settings. Each is one field, which defines its name, type, default, help and, if it can change at
+//! runtime, reload group.
 //!
-//! Settings without a group need a restart: consumers identify a producer by its addresses and its id, and the sizes of
-//! the log are fixed at startup.
+//! A change of any other setting requires a restart: consumers identify a producer by its addresses and its id, and the
+//! sizes of the log are fixed at startup.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! The answers to valid matches, as selected by the contract of a DSP.
+//! The responses to valid matches. The contract of a DSP selects one of them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! Contracts of DSPs: which buyer uids a DSP may send, and how its requests are answered. [`file`](mod@file) reads
-//! them.
+//! Contracts of DSPs: a contract defines which buyer uids a DSP may send, and how its requests are answered.
+//! [`file`](mod@file) reads contracts.
 //!
 //! Contracts cost each request one lookup and the check of its buyer uid. Without contracts, the cost is one comparison.
 

@@ -1,7 +1,7 @@
 //! User ids for browsers that have none (`--uid mint`).
 //!
-//! A browser may discard a new cookie. The first request therefore records nothing: its response sets a user id, and
-//! redirects to the same request with a marker parameter. If the second request contains the cookie, the match is
+//! A browser may discard a new HTTP cookie. The first request therefore records nothing: its response sets a user id,
+//! and redirects to the same request with a marker parameter. If the second request contains this cookie, the match is
 //! recorded. The marker prevents a further redirect.
 
 use super::{

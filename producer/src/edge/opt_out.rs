@@ -2,8 +2,8 @@
 //!
 //! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
 //! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's user
-//! id is sent to all nodes. Its delivery is not checked. Sync requests with the opt-out cookie get the usual response and
-//! are not recorded.
+//! id is sent to all nodes. The delivery of the deletion is not checked. Sync requests with the opt-out cookie get the
+//! usual response and are not recorded.
 //!
 //! Any client other than a browser can send such a POST with any user id, as often as it likes. A secret value in the
 //! form would not prevent that: such a client can request the form, too. Deletions are therefore limited for each

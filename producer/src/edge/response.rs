@@ -1,4 +1,4 @@
-//! Responses of the edge. Only this module maps outcomes to HTTP, except for the first lines of an [`Answer`].
+//! Responses of the edge: maps outcomes to HTTP, and completes the first lines of an [`Answer`].
 
 use std::time::{Duration, SystemTime};
 

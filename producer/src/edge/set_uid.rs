@@ -1,4 +1,4 @@
-//! `/setuid`: accepts a match as DSPs send it to Prebid Server, with the same parameters and status codes.
+//! `/setuid`: accepts a match as Prebid Server does, with the same parameters and status codes.
 //!
 //! `bidder` is the name of a contract, case-insensitive, and `uid` the buyer uid. `f` selects the response. `account` is
 //! ignored. The checks are in the order of `endpoints/setuid.go` of Prebid Server: if a request contains several errors,

@@ -1,4 +1,4 @@
-//! A reader of the log: delivers chunks, exact gaps, and heartbeats while idle.
+//! A reader of the log: delivers chunks, the exact ranges of skipped cookies (gaps), and heartbeats while idle.
 
 mod drop_oldest;
 

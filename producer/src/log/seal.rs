@@ -1,4 +1,5 @@
-//! The open buffer, to which cookies are appended. It is sealed (closed) into a chunk by size, by age, or when the log closes.
+//! The open buffer, to which cookies are appended. It is sealed into an immutable chunk when it is full, when it is old
+//! enough, or when the log is closed.
 
 use std::{
     mem,

@@ -1,7 +1,7 @@
 //! Admits calls with a valid token: `authorization: Bearer …`.
 //!
-//! Health checks need no token: they reveal only whether this process serves. With a wrong token, load balancers would
-//! consider a healthy producer unhealthy. An open stream stays open when its token is revoked.
+//! Health checks need no token: they reveal only whether this process serves. If they needed one, a load balancer with
+//! a wrong token would consider a healthy producer unhealthy. An open stream stays open when its token is revoked.
 
 use std::{
     net::IpAddr,

@@ -6,8 +6,8 @@
 //! scheduled again. A cookie older than `max_age` becomes a *dead letter*: it is requeued with increasing delays, at a
 //! share of the rate. After `max_requeues` requeues it is *parked*: kept, but no longer requeued.
 //!
-//! A newer cookie of the same user and DSP replaces the one in the queue. An older one does not; only bulk requests can
-//! contain one. A full queue drops its oldest cookie.
+//! A newer cookie of the same user and DSP replaces the one in the queue. An older cookie does not replace it; only bulk
+//! requests can contain older cookies. A full queue drops its oldest cookie.
 
 mod deferred;
 mod slots;

@@ -5,8 +5,8 @@
 //!
 //! Each subscriber has one lock, taken once per delivery, so its counters balance at any time.
 //!
-//! A superseded stream may still send one delivery. The bytes of this delivery are counted, but not its cookies: the newer
-//! stream begins at its client's position, and counts these cookies when it reaches them.
+//! A superseded stream may still send one delivery. Its bytes are counted, but its cookies are not: the newer stream
+//! begins at its client's position, and counts these cookies when it reaches them.
 
 mod account;
 mod confirmations;

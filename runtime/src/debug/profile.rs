@@ -7,10 +7,10 @@
 //! sampled: unwinding them in a signal handler could deadlock on one of their locks. So time in system calls is missing;
 //! `perf` shows it.
 //!
-//! A static program cannot exclude these libraries; there, only panic unwinding could hold a lock. With libgcc 12 and
-//! glibc 2.35 or later, the unwinder of a position-independent program finds its tables without a lock.
-//! `deploy/build-static` rejects an older glibc, and `.ci/image` rejects other kinds of programs. (Tested with three
-//! allocating threads, sampled 1,000 times per second for 20 s.)
+//! A static program cannot exclude these libraries, but in such a program only panic unwinding could hold a lock. With libgcc
+//! 12 and glibc 2.35 or later, the unwinder of a position-independent program finds its tables without a lock.
+//! `deploy/build-static` rejects an older glibc, and `.ci/image` rejects other kinds of programs. (Tested with three allocating
+//! threads, sampled 1,000 times per second for 20 s.)
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! A stream that records its activity for the watcher.
+//! A network stream that records its activity, for the timeouts in `activity.rs`.
 
 use std::{
     io::{self, IoSlice},

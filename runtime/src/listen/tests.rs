@@ -1,4 +1,4 @@
-//! Tests of the watcher with every kind of connection behavior, on a simulated clock.
+//! Tests of the timeouts with every kind of connection behavior, on a simulated clock.
 
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! Reads the expiry of a certificate. Does no I/O.
 //!
 //! Parses only the DER fields up to the validity. The TLS library has already accepted the certificate, so an unexpected encoding
-//! is not an error: its expiry is unknown.
+//! is not an error: the expiry is then unknown.
 
 use std::time::Duration;
 

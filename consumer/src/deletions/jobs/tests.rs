@@ -1,4 +1,4 @@
-//! Tests of jobs and of the removal of old deletions.
+//! Tests of jobs and of the removal of old deletion records.
 
 use std::sync::Mutex;
 

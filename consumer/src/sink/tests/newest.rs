@@ -1,5 +1,5 @@
-//! Tests of the whole sink with a real store: in the end it has the newest cookie of each pair, for any order, ages and
-//! batches.
+//! Tests of the whole sink with a real store: for any order, ages and batches, the store has the newest cookie of each
+//! pair in the end.
 
 use std::{collections::HashMap, ops::ControlFlow};
 

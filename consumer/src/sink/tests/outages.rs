@@ -1,4 +1,4 @@
-//! Tests of stores that fail, hang or do not respond.
+//! Tests of the sink with stores that fail temporarily or permanently, hang, or are read-only.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of the transitions of the writer, including failures, stops and the end.
+//! Tests of the writer's state transitions, including failures, stops, and the end of its input.
 
 use std::sync::atomic::Ordering;
 

@@ -1,8 +1,8 @@
 //! Deletions in the embedded store.
 //!
-//! One atomic write stores them and removes the covered cookies, before the cookies of their batch are written. A
-//! deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step holds the
-//! writers' lock for some milliseconds.
+//! One atomic write stores the deletions of a batch and removes the covered cookies, before the cookies of their batch
+//! are written. A deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step
+//! holds the writers' lock for some milliseconds.
 
 use std::{ops::Bound, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Pages of the cookies of one DSP. A page scans a range of all cookies, in the order of users.
+//! Pages of the cookies of one DSP. To read a page, the store scans a range of the cookies of all DSPs, in the order of
+//! user ids.
 
 use std::{
     ops::Bound,

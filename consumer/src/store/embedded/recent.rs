@@ -6,10 +6,11 @@
 //! was accepted after the horizon. So a cookie accepted at or after it is the newest of its pair, unless the pair is in a
 //! generation. All other cookies need a read. A hash collision only costs a read.
 //!
-//! While no cookie arrives late (one producer), no pairs are kept: the horizon is then the newest cookie.
+//! While no cookie arrives late (one producer), no pairs are kept: the horizon is then the acceptance time of the newest
+//! cookie.
 //!
-//! Memory: 9 bytes per pair for two times [`GENERATION_PAIRS`] pairs, which is 19 MB; none while no cookie is late. Time:
-//! one hash and one insertion per written cookie.
+//! Memory: two tables of 2^20 slots with 9 bytes each, together 19 MB; none while no cookie is late. Time: one hash and one
+//! insertion per written cookie.
 
 use std::hash::BuildHasher;
 

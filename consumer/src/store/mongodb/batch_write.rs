@@ -1,9 +1,10 @@
 //! Writes a batch to all its collections concurrently, so that failures of one DSP do not affect the others.
 //!
-//! Each collection is written by a task of its own. A database fails if it reports an error that concerns only this database,
-//! or does not reply for a second after all others are done. The [breaker](super::breakers) of its DSP then trips, and its
-//! cookies are deferred. A hanging task keeps waiting: its command is the only one in flight for that DSP. The number of
-//! concurrent tasks is limited. While other collections wait, the limit rises by one after each second in which no task ended.
+//! Each collection is written by a task of its own. A database is considered failing if it reports an error that concerns only
+//! this database, or does not reply for a second after all other databases are done. The [breaker](super::breakers) of its DSP
+//! then trips, and its cookies are deferred. A hanging task keeps waiting: its command is the only one in flight for that DSP.
+//! The number of concurrent tasks is limited. While other collections wait, the limit rises by one after each second in which
+//! no task ended.
 //!
 //! Before a database is considered hanging, the server must accept a write to the cursors. If the server does not reply to
 //! it either, the whole server is down, and all tasks keep waiting.

@@ -1,8 +1,8 @@
 //! Creates the collection of a DSP, with WiredTiger options for writes in random order.
 //!
-//! - A user's document stays on the page of its first write, and its `_id` may be anywhere in the index. If these pages are
-//!   not cached, the server reads, decompresses, changes, compresses and writes each for one cookie. So pages are small: 4
-//!   KiB before compression. The default is 32 KiB for the collection and 16 KiB for its indexes.
+//! - A user's document stays on the page of its first write, and its `_id` may be anywhere in the index. If these pages are not
+//!   cached, the server must read, decompress, change, compress and write whole pages for one cookie. So pages are small: 4 KiB
+//!   before compression. The default is 32 KiB for the collection and 16 KiB for its indexes.
 //! - User ids rarely have a common prefix: prefix compression of the index saves 3 to 5 % of disk space, but compares every key
 //!   with its neighbors whenever its page is read or written.
 //! - New documents are appended to the last page of a collection, which may grow to 10 MiB in memory by default. With twenty

@@ -5,8 +5,8 @@
 //!
 //! Public for the micro-benchmarks. [`MongodbStore`](super::MongodbStore) sends these commands.
 //!
-//! CPU of mongod 6.0 per cookie, measured on two cores with 20 collections of 20,000 documents: insert 3.5 µs; insert of an
-//! existing one 27 µs; find 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs if it inserts.
+//! CPU of mongod 6.0 per cookie, measured on two cores with 20 collections of 20,000 documents: insert 3.5 µs; failed
+//! insert of an existing user 27 µs; find 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs if it inserts.
 
 use std::collections::BTreeMap;
 

@@ -1,16 +1,16 @@
 //! Compaction: reclaims the space of deleted cookies with `compact`, one collection at a time, least recently compacted first.
 //!
 //! A collection is compacted if the server would reclaim space: WiredTiger skips files smaller than 1 MiB, or with less than a
-//! tenth reusable. After a compaction that reclaimed less than a tenth of the reusable bytes, these must first grow by a
-//! quarter ([`is_worthwhile`]).
+//! tenth of reusable space. After a compaction that reclaimed less than a tenth of the reusable bytes, these must first grow
+//! by a quarter ([`is_worthwhile`]).
 //!
 //! Compactions are recorded in the collection `maintenance` of the database of cursors: `{_id: <namespace>, at: <date>,
 //! seconds, reusable, freed}`. So no compaction is repeated in the same window, even after a restart or by another consumer.
 //!
-//! To stop a compaction, the store requests that the server kill the operation, which is identified by its comment.
-//! MongoDB 6.0.5 ignores this request and `maxTimeMS`, and finishes the compaction (measured); other versions may stop.
-//! The server's list of operations shows running compactions, including those of an earlier process. These are neither
-//! repeated nor stopped.
+//! To stop a compaction, the store requests that the server kill the operation, which is identified by its comment. MongoDB
+//! 6.0.5 ignores this request and `maxTimeMS`, and finishes the compaction (measured); other versions may stop. If the
+//! server's list of operations shows a running compaction of a collection, even one of an earlier process, the store skips
+//! this collection.
 
 use std::{
     collections::HashMap,

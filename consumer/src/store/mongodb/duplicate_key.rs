@@ -1,4 +1,4 @@
-//! Duplicate key errors: whether a write failed because the user exists in the DSP's collection. Does no I/O.
+//! Duplicate key errors: whether a write failed because the user already exists in the DSP's collection. Does no I/O.
 //!
 //! After a failed insert, `write.rs` reads the stored cookie, and replaces it if it is older. After a failed upsert, the
 //! stored cookie is newer, and the cookie of the batch is stale. `insert_strategy.rs` avoids the error if existing users

@@ -2,10 +2,10 @@
 //!
 //! # TTL index
 //!
-//! Every cookie collection has one index on `t` that expires cookies. Its `expireAfterSeconds` switches it on and off. Each
-//! run lists the indexes and changes only those in the wrong state. `collMod` changes an index that can expire the right
-//! cookies (sparse, hidden, other name or collation). An index is dropped and created again if it cannot expire all cookies
-//! (partial), rejects cookies (unique), or cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1).
+//! Every cookie collection has one index on `t` that expires cookies. Its `expireAfterSeconds` switches it on and off. Each run
+//! lists the indexes and changes only those in the wrong state. If an index can expire the right cookies, although it is sparse
+//! or hidden, or has another name or collation, `collMod` changes it. An index is dropped and created again if it cannot expire
+//! all cookies (partial), rejects cookies (unique), or cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1).
 //!
 //! `collMod` waits for a running `compact` of the collection, and blocks all writes to it (measured with 6.0.5). So a run skips
 //! collections being compacted, and changing or dropping an index waits at most [`CHANGE_MILLIS`] for locks. The server counts

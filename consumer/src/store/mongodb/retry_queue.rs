@@ -3,8 +3,8 @@
 //!
 //! Entries are written with `j: true` before the cursors that cover them. If the server executes an insert late, after
 //! its timeout, the entry exists or its cookies have been written since. In the latter case, the next start finds the
-//! entry and writes the cookies again, which changes nothing. A late insert never replaces another entry, because
-//! numbers are times.
+//! entry and writes the cookies again, which changes nothing. A late insert never replaces another entry, because entry
+//! numbers are times and are not reused.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;

@@ -1,4 +1,4 @@
-//! The texts of a request that decide whether its match may be stored.
+//! The parts of a request that decide whether its match may be stored.
 
 use httparse::Header;
 

@@ -1,7 +1,7 @@
 //! TCF 2 consent strings: whether two vendors may store a match.
 //!
-//! A string is a core segment and optional segments after dots. Offsets are in bits. Purpose 1 is "store and/or access
-//! information on a device", and only consent permits it.
+//! A string consists of a core segment and optional segments, separated by dots. Offsets are in bits. Purpose 1 is
+//! "store and/or access information on a device", and only consent permits it.
 
 use super::{
     bits::{self, Bits, Malformed},

@@ -1,4 +1,5 @@
-//! Tests of limits that two producers lease from a real server: `redis-server`, or the program in `REDIS_SERVER`.
+//! Tests of limits that two producers lease from a real server: `redis-server`, or the program that `REDIS_SERVER`
+//! names.
 
 use std::{
     fs,

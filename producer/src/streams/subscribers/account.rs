@@ -3,8 +3,8 @@
 //! # The balance
 //!
 //! The account begins at the sequence number `joined`. Each cookie from there up to, but not including, `high_water` is
-//! either *delivered* (handed to a stream) or *lost* (reported in a gap). Cookies from `high_water` on are *queued*. At
-//! any time, for an `appended` read after the account:
+//! either *delivered* (handed to a stream) or *lost* (reported in a gap). Cookies from `high_water` on are *queued*. At any
+//! time, if `appended` is read after the account:
 //!
 //! ```text
 //! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued

@@ -1,4 +1,4 @@
-//! The lease of a subscriber: the exclusive right of one stream, which records its deliveries.
+//! The lease of a subscriber: the exclusive right of one stream to record its deliveries.
 
 use std::{sync::Arc, time::Instant};
 

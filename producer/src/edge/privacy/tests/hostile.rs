@@ -1,5 +1,5 @@
-//! Tests of strings that are built to be expensive to check. The cost is the number of characters read: every other
-//! loop advances through the text.
+//! Tests of strings that are built to be expensive to check. The cost is measured as the number of characters read; all
+//! other loops advance through the text.
 
 use super::{random_strings::Writer, *};
 

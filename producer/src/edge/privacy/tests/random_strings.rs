@@ -1,4 +1,4 @@
-//! Tests of random consent strings: a second encoder writes them, and the sets that they encode give the expected outcome.
+//! Tests of random consent strings: a second encoder creates them from sets, which determine the expected outcome.
 
 use std::collections::BTreeSet;
 
