@@ -1,4 +1,4 @@
-//! Rate-limit headers of HTTP responses: the state of the limit that decided a request.
+//! Rate-limit headers of HTTP responses: the state of the limit that determined the response.
 
 use std::{fmt::Write as _, time::Duration};
 

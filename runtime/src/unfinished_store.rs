@@ -29,7 +29,7 @@ pub fn remove(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     if !is_blank(&dir.join(JOURNAL))? {
-        let reason = "the file `version` is missing or empty, but the journal is not";
+        let reason = "the file `version` is missing or empty, but the journal contains data";
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     let lock = OpenOptions::new().append(true).open(dir.join(LOCK))?;

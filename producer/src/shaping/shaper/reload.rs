@@ -1,4 +1,4 @@
-//! Applies a new version of the limits: creates, reconfigures and closes queues, keeps used quota, and reschedules
+//! Applies a new version of the limits: creates, reconfigures and closes queues, carries over used quota, and reschedules
 //! queued cookies.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! Tests of overload: 350 to 450 and 600 cookies per second under a limit of 300 per second.
+//! Tests of overload: 350 to 450, and 600 cookies per second under a limit of 300 per second.
 
 use super::{MILLISECOND, SECOND, World};
 
