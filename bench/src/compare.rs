@@ -34,7 +34,7 @@ pub struct CompareArgs {
 fn parse_percent(text: &str) -> Result<f64, String> {
     let percent = text.trim_end_matches('%').parse().ok();
     let percent = percent.filter(|percent: &f64| percent.is_finite() && *percent >= 0.0);
-    percent.ok_or_else(|| "not a percentage of 0 or more".to_owned())
+    percent.ok_or_else(|| "expected a percentage of at least 0".to_owned())
 }
 
 /// Compares two reports. Measurements that got worse are failures of the returned report.
@@ -56,7 +56,7 @@ pub fn run(args: &CompareArgs) -> Result<Report> {
         if let Some((_, other)) = of_b.find(|(name, _)| *name == program) {
             ensure!(
                 profile == other,
-                "cannot compare different build profiles: {program} is a {profile} build in A, a {other} build in B"
+                "cannot compare different build profiles: {program} is a {profile} build in A, but a {other} build in B"
             );
         }
     }

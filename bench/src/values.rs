@@ -37,7 +37,7 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
     let fraction = text.parse().ok();
     fraction
         .filter(|fraction| (0.0..=1.0).contains(fraction))
-        .ok_or_else(|| "not a number from 0 to 1".to_owned())
+        .ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ async fn show(running: &mut Running, api: &str) -> Result<()> {
     };
     print("GET", node, USER_PATH, is_stored).await?;
     let deletion = print("DELETE", api, USER_PATH, |it| it.status == 202).await?;
-    let receipt = deletion["receipt"].as_str().context("no receipt")?;
+    let receipt = deletion["receipt"].as_str().context("receipt missing")?;
     let path = format!("/v1/receipts/{receipt}");
     print("GET", api, &path, |it| it.body.contains("\"done\":true")).await?;
     print("GET", node, USER_PATH, |it| it.status == 404).await?;

@@ -1,4 +1,4 @@
-//! `cargo demo revalidate`: matches are checked at a partner that has changed some of them and lost others.
+//! `cargo demo revalidate`: matches are checked with a partner that has changed some of them and lost others.
 
 use std::{
     fs,
@@ -93,8 +93,8 @@ async fn show(running: &mut Running, matches: u32, producer: &str) -> Result<()>
     let mut origin = running.start_bench("partner", &own)?;
     origin.wait_accepting(partner, READY_TIMEOUT).await?;
     for what in [
-        "all matches are older than `after`",
-        "confirmed matches are skipped, and missing ones removed",
+        "all matches, because all are older than `after`",
+        "only unconfirmed matches; those missing for the second time are removed",
     ] {
         println!("checking: {what}");
         println!("  {}", check(&api.to_string()).await?);

@@ -77,7 +77,7 @@ fn empty(dir: Option<PathBuf>) -> Result<PathBuf> {
     let is_empty = fs::read_dir(&dir).with_context(named)?.next().is_none();
     if !is_empty && !marker.exists() {
         bail!(
-            "{} is not the directory of a demo; choose another with --dir",
+            "{} is not empty, and was not created by a demo; choose another directory with --dir",
             dir.display()
         );
     }

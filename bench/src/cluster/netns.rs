@@ -1,14 +1,14 @@
-//! Network namespaces for nodes. Dropping the packets of a node partitions it from the producers.
+//! Network namespaces for nodes, in which a node can be partitioned from the producers.
 //!
-//! Each consumer runs in its own namespace, connected to the host by a veth pair. All producers listen on one host address;
-//! each node has its own address. A partition drops packets of some TCP ports inside the namespace, in one direction or both,
-//! without closing connections. Other traffic (admin ports, mongod) is not affected.
+//! Each consumer runs in its own namespace, connected to the host by a veth pair. All producers listen on one host address; each node has
+//! its own address. During a partition, the namespace drops the packets of some TCP ports, in one direction or both, without closing
+//! connections. Other traffic (admin ports, mongod) is not affected.
 //!
 //! Addresses are from 198.18.0.0/15, which is reserved for benchmarks and not routed. A lock file is held while free addresses
 //! are chosen and assigned, so that concurrent processes choose different ones.
 //!
-//! Requires root, `ip` and `nft`; see [`unavailable_reason`]. All names contain the id of this process. Dropping the
-//! [`Network`] removes its namespaces. Namespaces that killed processes left are removed before new ones are created.
+//! Requires root, `ip` and `nft`; see [`unavailable_reason`]. All names contain the id of this process. Dropping the [`Network`] removes
+//! its namespaces. Namespaces of killed processes are removed before new ones are created.
 
 use std::{
     fs::{self, File},
@@ -79,7 +79,7 @@ impl Network {
     pub fn create(nodes: usize) -> Result<Self> {
         let lock =
             File::create(LOCK_FILE).with_context(|| format!("failed to create {LOCK_FILE}"))?;
-        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the network file")?;
+        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the lock file")?;
         remove_stale(Path::new(NAMES_DIR));
         let [a, b] = free_subnet()?;
         let host = Ipv4Addr::new(198, a, b, 1);

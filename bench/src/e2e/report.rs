@@ -52,9 +52,9 @@ impl Step {
     }
 }
 
-const STEPS: &str = "Backlog: cookies accepted but not stored on the slowest node, at the end of the load and at its peak. Bytes \
-    are those passed to streams. Sustained: 99 % accepted, a backlog of one second or less at the end, and equal rates of \
-    accepted and stored cookies in the second half.";
+const STEPS: &str = "Backlog: accepted cookies that the slowest node has not stored, at the end of the load and at the highest \
+    level. Bytes per delivery: those passed to streams. Sustained: 99 % accepted, a backlog of up to one second at the end, and \
+    equal rates of accepted and stored cookies in the second half.";
 
 fn step(step: &Step) -> Row {
     let (lost, failed) = step.lost_and_failed();
@@ -79,8 +79,8 @@ fn step(step: &Step) -> Row {
     ])
 }
 
-const LATENCY: &str = "Edge: from the intended send time to the response. Others: histograms of all consumers, interpolated within \
-    buckets.";
+const LATENCY: &str = "Edge latency: from the intended send time to the response. Other values: from the histograms of all consumers, \
+    interpolated within buckets.";
 
 fn latency(step: &Step) -> Row {
     let millis =
@@ -104,8 +104,8 @@ fn latency(step: &Step) -> Row {
         ])
 }
 
-const PROCESSES: &str = "Cores used during the load. CPU time per accepted cookie until all were stored, including kernel time. Peak \
-    memory since the process started.";
+const PROCESSES: &str = "Cores: used during the load. CPU: user and kernel time until all cookies were stored, per accepted cookie. \
+    Peak: maximum memory since the process started.";
 
 fn process(used: &ProcessUse) -> [Measurement; 4] {
     [

@@ -82,13 +82,13 @@ fn accepting(step: &Step) -> String {
 fn storing(step: &Step) -> String {
     let stored = rate(step.stored_per_second);
     if step.buffer_full >= BUFFER_FULL {
-        format!("the stores accept only {stored}, with full buffers in the consumers")
+        format!("the stores accept only {stored}, and the buffers of the consumers are full")
     } else if step.backlog_in_producers > step.backlog / 2 {
         format!(
-            "consumers receive only {stored}, with free buffers and the backlog in the logs of producers"
+            "consumers receive only {stored}: their buffers are not full, and most of the backlog is in the logs of producers"
         )
     } else {
-        format!("consumers store only {stored}, with the backlog inside the consumers")
+        format!("consumers store only {stored}, and most of the backlog is inside the consumers")
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) fn findings(steps: &[Step], consumers: usize, cores: usize) -> Vec<St
     let mut findings = Vec::new();
     match best(steps) {
         Some(step) => findings.push(format!(
-            "{} sustained by {}, with all processes on {}; acceptance to storage {}",
+            "{} sustained by {}, with all processes on {}; time from acceptance to storage: {}",
             rate(step.rate as f64),
             plural(consumers, "node"),
             plural(cores, "core"),

@@ -11,7 +11,7 @@ const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 /// Percentiles of the latency that take part in comparisons.
 const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 
-const HOSTILE: &str = "All must be refused, so `accepted` counts refusals. Each reason is an outcome of \
+const HOSTILE: &str = "Each request must be refused, so `accepted` counts refusals. Each reason is an outcome of \
     producer_edge_requests_total, or of producer_privacy_total.";
 
 /// Minimum length of a second that counts as complete.

@@ -1,4 +1,4 @@
-//! One stream, which is checked and reopened from its cursor when it breaks.
+//! A stream whose messages are checked. When it breaks, it is reopened at its last position.
 
 use std::{hint::black_box, time::Duration};
 
@@ -217,15 +217,15 @@ impl Stream {
         let message = messages
             .message()
             .await?
-            .ok_or_else(|| Status::unavailable("the stream ended before its hello"))?;
+            .ok_or_else(|| Status::unavailable("the stream ended before its Hello message"))?;
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Event(Event::Hello(hello))) => {
                 self.check_hello(hello);
                 Ok(messages)
             }
             other => {
-                self.violation(|| format!("the first event is not a hello: {other:?}"));
-                Err(Status::data_loss("the first event is not a hello"))
+                self.violation(|| format!("the first message is not Hello: {other:?}"));
+                Err(Status::data_loss("the first message is not Hello"))
             }
         }
     }
@@ -243,7 +243,7 @@ impl Stream {
             if same != (hello.outcome() != ResumeOutcome::NewEpoch) {
                 let outcome = hello.outcome().as_str_name();
                 self.violation(|| {
-                    format!("resume outcome {outcome}, although the epoch is the same: {same}")
+                    format!("wrong resume outcome {outcome}; the epoch is the same: {same}")
                 });
             }
         }
@@ -324,19 +324,19 @@ impl Stream {
             Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
                 let sequence = heartbeat.next_sequence;
                 self.violation(|| {
-                    format!("heartbeat: next sequence number is {sequence} instead of {next}")
+                    format!("Heartbeat: the next sequence number is {sequence} instead of {next}")
                 });
             }
             Event::Goodbye(goodbye) => {
                 if goodbye.final_sequence + 1 != next {
                     let last = goodbye.final_sequence;
                     self.violation(|| {
-                        format!("goodbye after {last}, but the next sequence number is {next}")
+                        format!("Goodbye after {last}, but the next sequence number is {next}")
                     });
                 }
             }
             Event::Heartbeat(_) | Event::TimesToLive(_) => {}
-            Event::Hello(_) => self.violation(|| "a second hello".to_owned()),
+            Event::Hello(_) => self.violation(|| "a second Hello message".to_owned()),
             Event::Chunk(_) => self.violation(|| "an invalid chunk".to_owned()),
         }
     }

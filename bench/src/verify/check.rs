@@ -277,7 +277,7 @@ impl<'a> StoreCheck<'a> {
         self.verdict.missing += 1;
         let cookie = sent.cookie(first);
         self.example(format!(
-            "user {}, DSP {}: was accepted but is not stored",
+            "user {}, DSP {}: an accepted cookie is not stored",
             cookie.user_id(),
             cookie.dsp_id()
         ));

@@ -1,4 +1,4 @@
-//! Limits of DSPs in a producer: additional checks, and the configuration of leases.
+//! The limits file of a producer: checks in addition to those of the parser, and the configuration of leases.
 
 use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 
@@ -77,7 +77,7 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
     let shares = (count as u64).saturating_mul(members_max);
     if shares > SHARES_MAX {
         errors.push(format!(
-            "sharing: too many shares: {count} limits for {members_max} members exceed {SHARES_MAX}: split the file into several groups"
+            "sharing: too many shares: {count} limits times {members_max} members exceed {SHARES_MAX}: split the file into several groups"
         ));
     }
     for limit in &rules.limits {

@@ -162,12 +162,12 @@ impl fmt::Display for RequeuePolicy {
         let [base, cap] = [self.base, self.cap].map(Time::from);
         let max = self.requeues_max;
         if max == 0 {
-            return formatter.write_str(" and are parked");
+            return formatter.write_str(" and are parked (not requeued)");
         }
         let percent = f64::from(self.share_permille) / 10.0;
         write!(
             formatter,
-            ", requeued up to {max} times, after {base} to {cap}, with up to {percent}% of the rate, then parked"
+            ", requeued up to {max} times, after {base} to {cap}, with up to {percent}% of the rate, then parked (no longer requeued)"
         )
     }
 }

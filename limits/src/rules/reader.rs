@@ -135,7 +135,7 @@ impl Reader {
         };
         let rules = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
         if rules > DEMANDS_MAX {
-            let what = format!("a call can have up to {DEMANDS_MAX} rules, not {rules}");
+            let what = format!("a call can match up to {DEMANDS_MAX} rules, not {rules}");
             self.tables.error("limits", what);
         }
     }

@@ -139,7 +139,7 @@ fn errors_of_all_tables_are_reported_together() {
     let rule = |number| format!("{{ id = \"{number}\", rate = \"1/s\" }}");
     let rules: Vec<String> = (0..17).map(rule).collect();
     let many = format!("[limits.a]\nrules = [{}]", rules.join(","));
-    check_all(&many, &["limits: a call can have up to 16 rules, not 17"]);
+    check_all(&many, &["limits: a call can match up to 16 rules, not 17"]);
     assert!(Rules::parse("[limits").is_err());
 }
 

@@ -160,7 +160,7 @@ impl Subscribe for Reader {
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello received")?;
         let Ok(StreamMessage::Event(Event::Hello(hello))) = StreamMessage::decode(first) else {
-            bail!("the first event is not a hello");
+            bail!("the first message is not Hello");
         };
         if let Some(cursor) = &self.cursor {
             ensure!(cursor.epoch == hello.epoch, "the epoch changed");

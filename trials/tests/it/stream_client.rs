@@ -1,5 +1,4 @@
-//! Test clients of both streaming calls, which check each message against the wire protocol and collect the received
-//! cookies.
+//! Test clients of both streaming calls, which check each message against the wire protocol and collect the received cookies.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -113,12 +112,12 @@ impl Subscription {
             Err(status) => return Ok(Err(status)),
         };
         let message = match within_timeout("hello", messages.message()).await? {
-            Ok(message) => message.context("the stream ended before its hello")?,
+            Ok(message) => message.context("the stream ended before its Hello message")?,
             Err(status) => return Ok(Err(status)),
         };
         check_size(&message)?;
         let StreamMessage::Event(Event::Hello(hello)) = StreamMessage::decode(message)? else {
-            bail!("the first event is not a hello");
+            bail!("the first message is not Hello");
         };
         Ok(Ok(Self {
             messages,

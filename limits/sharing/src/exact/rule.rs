@@ -46,7 +46,7 @@ impl ExactRule {
     /// If the limit cannot be exact.
     pub fn new(limit: &Limit) -> Result<Self, String> {
         if limit.count_refused {
-            let what = "count_refused cannot be exact across several processes: remove it";
+            let what = "a limit with count_refused cannot be exact across processes: remove it";
             return Err(what.to_owned());
         }
         let micros = |nanos: u64| match nanos % 1000 {

@@ -41,7 +41,7 @@ impl Address {
         };
         let Some(authorities) = &sharing.tls_ca else {
             return Err(
-                "sharing.tls_ca is missing: set a PEM file with the certificate authorities to trust; \
+                "sharing.tls_ca is missing: set it to a PEM file with the trusted certificate authorities; \
                 for public authorities, use the file of the system, such as /etc/ssl/certs/ca-certificates.crt"
                     .to_owned(),
             );

@@ -50,7 +50,7 @@ impl Tls {
                     // The error may contain part of the key.
                     _ => file_error("tls_key", key, "contains no valid private key"),
                 })?;
-                let what = "unsupported key, or it does not match tls_cert";
+                let what = "the key is not supported, or does not match tls_cert";
                 let config = builder.with_client_auth_cert(chain, signing);
                 config.map_err(|_| file_error("tls_key", key, what))?
             }
@@ -89,7 +89,7 @@ fn explain(error: &io::Error) -> String {
             "the port does not use TLS: use redis:// instead of rediss://".to_owned()
         }
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "connection closed during the handshake: the port does not use TLS, or the server is at its maxclients"
+            "connection closed during the handshake: the port does not use TLS, or the server has reached its maxclients"
                 .to_owned()
         }
         _ => error.to_string(),

@@ -282,18 +282,18 @@ fn plan_describes_an_explicit_mode() {
         "mode = \"shape\"",
         &shape(
             "64MiB",
-            ", requeued up to 8 times, after 30s to 15min, with up to 10% of the rate, then parked",
+            ", requeued up to 8 times, after 30s to 15min, with up to 10% of the rate, then parked (no longer requeued)",
         ),
     );
     check_description(
         "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\ndead_letter = { share = 0.125, max_requeues = 1 }",
         &shape(
             "100000 bytes",
-            ", requeued up to 1 times, after 30s to 15min, with up to 12.5% of the rate, then parked",
+            ", requeued up to 1 times, after 30s to 15min, with up to 12.5% of the rate, then parked (no longer requeued)",
         ),
     );
     check_description(
         "mode = \"shape\"\ndead_letter = { max_requeues = 0 }",
-        &shape("64MiB", " and are parked"),
+        &shape("64MiB", " and are parked (not requeued)"),
     );
 }
