@@ -1,4 +1,4 @@
-//! A whole system on this machine: producers, consumers and stores as processes on free loopback ports, with their files in a
+//! A whole system on this machine: producers, consumers and stores run as processes on free loopback ports, and keep their files in a
 //! temporary directory.
 //!
 //! Each consumer represents one exchange node: it has its own store and reads from all producers. Dropping the [`Cluster`]

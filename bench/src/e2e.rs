@@ -1,7 +1,7 @@
 //! `bench e2e`: runs producers, consumers and stores on this machine at increasing request rates, and verifies every store.
 //!
 //! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It generates
-//! open-loop load at each rate, and waits until the backlog is gone. At the end it stops producers and
+//! open-loop load at each rate, and waits until all accepted cookies are stored. At the end it stops producers and
 //! consumers cleanly and reads all stores ([`crate::verify`]).
 
 mod cluster_run;

@@ -1,8 +1,8 @@
-//! `bench load`: sends sync requests to an edge and checks every response.
+//! `bench load`: sends sync requests to an edge, which is the HTTP port of a producer, and checks every response.
 //!
 //! Each thread runs its connections on its own runtime and shares nothing with other threads. With a rate, the load is
-//! an open loop: requests are sent at their intended times whether or not responses arrive. Latency counts from those
-//! times, so that a stalled server cannot hide it.
+//! an open loop: requests are sent at their intended times whether or not responses arrive. Latency is measured from
+//! those times, so that a stalled server cannot hide it.
 //!
 //! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. With `--hostile`,
 //! `hostile` replaces the requests. `session` and `connection` send the request and check its response. `recorder`

@@ -1,4 +1,4 @@
-//! Observes the metrics, CPU time and memory of all processes of a cluster, and checks that their ledgers balance.
+//! Observes the metrics, CPU time and memory of all processes of a cluster, and checks that the cookie counts of each process balance.
 //!
 //! Counters continue across restarts of a process. Counts between the last observation and a kill are lost. A process that
 //! does not respond within 0.7 s, because it is suspended or overloaded, keeps its previous sample.

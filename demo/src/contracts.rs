@@ -1,4 +1,4 @@
-//! `cargo demo contracts`: requests under the contract of a DSP, the responses, and the stored matches.
+//! `cargo demo contracts`: shows requests to a producer with a contract for a DSP, the responses, and the stored matches.
 
 use std::{fs, path::Path};
 

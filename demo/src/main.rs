@@ -1,6 +1,6 @@
-//! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP limit
-//! under excess load. `cargo demo deletion` shows a deletion and its receipt. `cargo demo contracts` shows valid and
-//! refused matches. `cargo demo revalidate` shows how matches are checked at a partner.
+//! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP
+//! limit under excess load. `cargo demo deletion` shows a deletion and its receipt. `cargo demo contracts` shows valid
+//! and refused matches. `cargo demo revalidate` shows how matches are checked with a partner.
 //!
 //! This crate has few dependencies, because newcomers build it first. Producer, consumer and load generator are separate
 //! processes.

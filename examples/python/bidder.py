@@ -4,7 +4,7 @@
     python bidder.py USER http://127.0.0.1:9091 17 42
 
 The first command reads the node's MongoDB. The second command uses the consumer's lookup API, which works with every store. The
-output is a JSON object with the buyer uid by DSP, for `user.buyeruid` in each DSP's bid request. A response slower than
+output is a JSON object that maps each DSP to the buyer uid for `user.buyeruid` in its bid requests. A response slower than
 `--timeout` is an error, because a bidder can wait only some milliseconds.
 """
 

@@ -1,4 +1,4 @@
-//! Parses the Prometheus text format, as far as our processes use it.
+//! Parses the Prometheus text format, but only the features that our processes use.
 
 use std::collections::BTreeMap;
 

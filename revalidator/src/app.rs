@@ -1,7 +1,7 @@
 //! Starts, connects and drains the components of `revalidator serve`.
 //!
-//! Both ports open at startup; makers and workers start when the broker is connected. A drain stops the API and finishes the
-//! current batches within the timeout. It releases unfinished batches and all leases.
+//! Both ports open at startup; [makers](crate::maker) and workers start when the broker is connected. A drain
+//! stops the API and finishes the current batches within the timeout. It releases unfinished batches and all leases.
 
 use std::{
     future::pending,

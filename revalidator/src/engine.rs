@@ -1,4 +1,5 @@
-//! Interface to the message broker for makers and workers: watched buckets with compare-and-set, and two streams.
+//! Interface to the message broker for [makers](crate::maker) and workers: two streams, and key-value buckets that can be watched and
+//! changed with compare-and-set.
 //!
 //! Messages are delivered at least once. [`nats`] is the implementation; tests have a model with simulated time.
 

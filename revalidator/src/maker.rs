@@ -1,8 +1,8 @@
 //! A maker: sends the batches of each job to workers through the broker, counts the results, and ends the job.
 //!
-//! At most one maker at a time holds the lease of a job. The state of a job is its status and the stream of results, so another
-//! maker continues after a crash. It resends only the batches after the last saved cursor, and each batch counts once. The counted
-//! results are collected in a file.
+//! At most one maker at a time holds the lease of a job. The broker stores the status and the results of the job, so another maker can
+//! continue after a crash. It resends only the batches after the last saved cursor, and each batch counts once. The counted results are
+//! collected in a file.
 
 pub mod bodies;
 mod housekeeping;

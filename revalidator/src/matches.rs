@@ -1,8 +1,8 @@
 //! Applies the outcomes of checks to matches, for applications of kind `cookies`.
 //!
-//! Changes and removals are sent to a producer, with the time of the page from which the match was read. So a later sync of a
-//! browser always wins, in any order of arrival. For each confirmed or missing match, a note is written to a bucket. All effects
-//! can be repeated safely.
+//! Changes and removals are sent to a producer, with the time of the page from which the match was read. A later sync of a browser
+//! therefore always wins, in any order of arrival. For each match that the partner confirmed or did not know, the check result is written
+//! to a bucket. All effects can be repeated safely.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;

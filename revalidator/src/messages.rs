@@ -1,4 +1,4 @@
-//! Messages between makers and workers: JSON objects with the field names of the original design (docs/revalidator.md),
+//! Messages between [makers](crate::maker) and workers: JSON objects with the field names of the original design (docs/revalidator.md),
 //! extended by fields of this program.
 //!
 //! Programs in other languages create jobs with these messages. Unknown fields and states are kept when a status is

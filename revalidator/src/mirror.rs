@@ -1,8 +1,8 @@
 //! Local copy of the broker's buckets of jobs and subscriptions, kept up to date by watching the buckets. One task writes the copy.
-//! Makers, workers and pages read it.
+//! [Makers](crate::maker), workers and status pages read it.
 //!
-//! The state of a lease follows from this copy: its holder is lost if the revision of its key has not changed for [`LEASE`],
-//! measured with the reader's clock. The clocks of machines therefore need not agree.
+//! The state of a lease follows from this copy: its holder counts as lost if the revision of the key has not changed for
+//! [`LEASE`], measured with the reader's clock. The clocks of machines therefore need not agree.
 
 use std::{
     collections::HashMap,

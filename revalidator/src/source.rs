@@ -1,7 +1,8 @@
 //! The assets file of an application of kind `list`: one JSON object per line, with the metadata of the stored object.
 //!
-//! A maker can resume reading at a stored position. At the end of a job, a copy with the results replaces the file. Fields of other
-//! programs are kept. Assets that a client sends with a new job are stored in a file whose first line describes the job.
+//! A [maker](crate::maker) can resume reading at a stored position. At the end of a job, a copy with the results replaces the
+//! file. Fields of other programs are kept. Assets that a client sends with a new job are stored in a file whose first line
+//! describes the job.
 
 mod result_file;
 

@@ -1,8 +1,8 @@
 //! A worker: takes the oldest job that needs a worker, and checks its batches one at a time.
 //!
-//! Objects are stored or removed first, then the result is published, then the batch is acknowledged. So a crash at any point
-//! repeats at most one batch, and repeating it changes nothing. Requests stop when the job ends, is suspended or throttled, or when
-//! the lease is lost. The batch is then released, and its completed checks stay in memory.
+//! Objects are stored or removed first, then the result is published, then the batch is acknowledged. A crash at any point therefore
+//! repeats at most one batch, and repeating it changes nothing. Requests stop when the job ends, when it is suspended or throttled, or
+//! when the worker loses its lease. The batch is then released, and its completed checks stay in memory.
 
 use std::{
     collections::HashMap,

@@ -1,7 +1,7 @@
 //! Test of contents in a bucket of a real server with the API of S3.
 //!
-//! `.ci/nightly` runs it with the server `s3s-fs`: `AWS_…` name the server and its credentials, and `S3_DIR` is its directory,
-//! which contains the bucket `objects`.
+//! `.ci/nightly` runs it with the server `s3s-fs`. The environment variables `AWS_…` contain the server's address and credentials, and
+//! `S3_DIR` is its directory, which contains the bucket `objects`.
 
 use std::{env, fs, path::Path};
 

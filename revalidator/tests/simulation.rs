@@ -1,5 +1,5 @@
-//! Tests of jobs in simulated time, with a model of the broker, makers, workers, and an origin with a known
-//! behavior.
+//! Tests of jobs in simulated time, with a model of the broker, with makers (which send the batches of jobs), workers
+//! (which check them), and an origin with a known behavior.
 
 #![expect(clippy::unwrap_used, reason = "a simulation that fails panics")]
 

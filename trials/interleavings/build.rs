@@ -1,4 +1,4 @@
-//! Sets a `cfg` so that the sources of the log compile here without the dependencies of their unit tests.
+//! Sets a `cfg` so that the sources of the producer's log compile here without the dependencies of their unit tests.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

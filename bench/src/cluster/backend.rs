@@ -1,4 +1,4 @@
-//! The store of one node.
+//! The store of one exchange node.
 
 use std::{
     net::Ipv4Addr,

@@ -1,4 +1,4 @@
-//! Warnings about differences that make two runs hard to compare: machine, build, arguments.
+//! Warnings that two runs are hard to compare, because their machines, builds or arguments differ.
 
 use crate::report::Environment;
 

@@ -1,4 +1,4 @@
-//! A run of a cluster: load, observation, waiting for the backlog, stop and verification.
+//! Runs a cluster: puts load on it, observes it, waits until all accepted cookies are stored, stops it, and verifies the stores.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The load on a cluster: its options and its results.
+//! The load on a cluster: command-line options and results.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 

@@ -1,4 +1,4 @@
-//! Command-line options of a load.
+//! Command-line options of `bench load`.
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},

@@ -1,4 +1,4 @@
-//! One keep-alive connection, reopened when it breaks.
+//! A keep-alive connection that is reopened when it breaks.
 
 use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
 

@@ -1,9 +1,9 @@
 //! Judges whether the results of a load reflect the server, or the machine that sends the load.
 //!
-//! There are two indicators. First, in a load with a rate, only the generator can delay a request that is due while its
-//! connection has capacity. Second, Linux counts the time in which each sending thread ran or waited for a CPU
-//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads responses
-//! late, so that its own slowness fills the pipelines.
+//! There are two indicators. The first is the delay of requests whose connection is free to send them: in a load with a
+//! rate, only the generator can cause this delay. The second is the time for which each sending thread ran or waited
+//! for a CPU, as counted by Linux (`/proc/thread-self/schedstat`). It shows why connections have too many unanswered
+//! requests to send more: a generator without idle time reads responses late.
 
 use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};

@@ -1,7 +1,8 @@
 //! Compact history of a connection: outcome and times of each request.
 //!
-//! Responses arrive in the order of the requests. Two counts (sent and settled requests) are therefore enough, plus ranges
-//! of requests that were not accepted (24 bytes each). Times are kept for groups of events within 10 ms (32 bytes each).
+//! Responses arrive in the order of the requests. It is therefore enough to count the sent requests and those with a
+//! known outcome, and to list the ranges of requests that were not accepted (24 bytes each). Times are kept for groups
+//! of events within 10 ms (32 bytes each).
 
 use std::time::Duration;
 

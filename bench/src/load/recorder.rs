@@ -1,6 +1,5 @@
-//! Counts and histograms of one thread, one set per second. No other thread accesses them.
-//!
-//! A set is passed on when its second is complete, and the collector adds the sets of all threads.
+//! Counts and histograms of one thread, one set per second. A set is passed on when its second is complete; until then,
+//! no other thread accesses it. The collector adds the sets of all threads.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Parser of HTTP/1.1 responses. Does no I/O, and rejects everything that it does not support.
+//! Parses HTTP/1.1 responses, without I/O. Rejects responses with features that it does not support.
 
 use httparse::{EMPTY_HEADER, Status};
 

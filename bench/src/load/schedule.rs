@@ -1,5 +1,5 @@
-//! Send times of the requests of a load with a rate. They are whole nanoseconds, so that the send time of a request and
-//! the number of requests before a time are exact inverses.
+//! Send times of the requests of a load with a rate. They are whole nanoseconds, so that the number of requests before a
+//! send time is exactly the number of the request sent at that time.
 
 use std::num::NonZeroU64;
 

@@ -1,8 +1,8 @@
 //! Requests and responses of one connection, up to its pipeline depth.
 //!
 //! A response that equals the previous one needs one comparison; only a different one (usually with a new `Date`) is
-//! parsed. A burst takes one write and usually one read. Without a schedule, the next burst is sent when all responses
-//! have arrived; filling the pipeline earlier made no measurable difference.
+//! parsed. Without a schedule, the connection sends a burst of requests, and the next burst when all responses have
+//! arrived; filling the pipeline earlier made no measurable difference. A burst takes one write and usually one read.
 //!
 //! With a schedule, a full pipeline or socket buffer can delay requests. The delay counts as latency. Delayed requests are
 //! not encoded, so a stalled server costs 16 bytes per outstanding request, or up to 32 because the queue grows by doubling.

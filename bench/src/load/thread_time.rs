@@ -1,4 +1,4 @@
-//! Time in which a thread ran or waited for a CPU, as counted by Linux.
+//! The time for which a thread ran or waited for a CPU, as counted by Linux.
 
 use std::{fs, path::Path, time::Instant};
 

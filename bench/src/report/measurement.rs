@@ -1,4 +1,4 @@
-//! Measurements: each has a name, unit, value and direction.
+//! Measurements: each has a name, a unit, a value, and a direction (whether lower or higher values are better).
 //!
 //! Tables in the terminal and on the page, the JSON, comparisons and plots all use them.
 

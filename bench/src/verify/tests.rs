@@ -1,4 +1,4 @@
-//! Tests of the verification, with a model of a load and of a store. Each test covers one kind of difference.
+//! Tests of the verification, with a model of a load and of a store. Each test covers one kind of incorrect store contents.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 

@@ -5,11 +5,11 @@
 //! reply, a circuit breaker stops requests for a second. During this second, callers decide without the server. A call
 //! whose reply is late may have been counted.
 //!
-//! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to half
-//! of the budget for a permit; without a permit, the call is not counted. A server that replies to other calls counts as available.
+//! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to
+//! half of the budget to send its request; if it cannot, the call is not counted. A server that replies to other calls counts as available.
 //!
-//! No limits or keys are stored here: each call contains its rules, so they can change at any time. The server stores the state of a key
-//! while it has usage. If a rule changes but keeps its name, the number of used requests is carried over.
+//! This module stores no limits or keys: each call contains its rules, so they can change at any time. The server stores the state of a
+//! key as long as the key has usage. If a rule changes but keeps its name, the number of used requests is carried over.
 
 mod rule;
 

@@ -1,4 +1,4 @@
-//! The messages between the members of a group and the ledger on the server.
+//! The messages between the members of a group and the server, which keeps a ledger of their shares.
 
 /// A member's request for shares of its limits, or to leave the group.
 #[derive(Debug, Clone, PartialEq, Eq)]

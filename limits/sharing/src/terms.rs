@@ -1,4 +1,4 @@
-//! The settings that all members of a group must share, and the times derived from them.
+//! The settings that must be equal on all members of a group, and the times derived from them.
 //!
 //! All times are in microseconds. Members and server derive the same values; the proof in `tests/it/model/mod.rs` depends on them.
 

@@ -1,4 +1,4 @@
-//! Changes of limits while calls wait.
+//! Changes to limits while calls wait.
 
 use std::hash::Hash;
 

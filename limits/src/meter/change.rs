@@ -1,4 +1,4 @@
-//! Changes of a limit's parameters: carry-over of usage, and cancellation of future slots for rescheduling.
+//! Changes to a limit's parameters: carry-over of usage, and cancellation of future slots for rescheduling.
 
 use super::{AlgorithmState, KeyState, Kind, Meter, MeterKind as _, Usage};
 

@@ -1,5 +1,5 @@
-//! Tests that each call gets the earliest admissible slot, including gaps before existing slots, by comparison with a
-//! search through all times. The search uses the definition of each limit over all granted slots.
+//! Tests that each call gets the earliest admissible slot, including gaps before existing slots. A search through all
+//! times finds the expected slot: it applies the definition of each limit to all granted slots.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Tests with simulated jobs on origins whose response times are known, including the example of the original design.
+//! Tests with simulated jobs on origins whose response times are known, including the example of the original design
+//! (docs/revalidator.md).
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

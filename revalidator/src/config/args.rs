@@ -1,4 +1,4 @@
-//! Command-line flags. The group of a flag says whether it can be reloaded.
+//! Command-line flags. The clap group of a flag states whether a reload applies its new value.
 
 use std::{net::SocketAddr, time::Duration};
 

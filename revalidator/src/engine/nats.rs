@@ -1,6 +1,5 @@
-//! NATS JetStream: three buckets, a work queue for batches, and a stream for results.
-//!
-//! Uses only features that nats-server 2.9 has.
+//! NATS JetStream: three key-value buckets, a work queue for batches, and a stream for results. Uses only features that
+//! nats-server 2.9 supports.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Creation of jobs by clients: from the source of an application, from assets in the body, or a single check of a few assets.
+//! Creation of jobs by clients: for the assets of an application's source, for assets in the body, or as a single check of a few assets.
 
 use std::sync::{Arc, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Tests of the rules of jobs: selection, suspension, removals within the brake, and counting of results.
+//! Tests of the rules of jobs: selection, suspension, counting of results, and the setting `brake`, which bounds the removals of a batch.
 
 use super::*;
 use crate::messages::Asset;

@@ -1,6 +1,6 @@
 //! Assets that clients send with a new job: temporary files of the process that received them.
 //!
-//! Only this process can transmit them. It acquires the job's maker lease before it creates the job. Another process becomes the
+//! Only this process can send them to workers. It acquires the job's maker lease before it creates the job. Another process becomes the
 //! maker only if this process ends or loses the broker connection. The new maker then cancels the job.
 
 use std::{

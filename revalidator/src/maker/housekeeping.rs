@@ -1,7 +1,7 @@
-//! Housekeeping: cancels overdue jobs, removes ended jobs and keys of lost processes, bounds the space for results, and creates the
-//! jobs that are due by a schedule.
+//! Housekeeping: cancels overdue jobs, removes ended jobs and keys of lost processes, bounds the space that results take, and creates
+//! scheduled jobs.
 //!
-//! Every maker runs all steps. Repeating a step changes nothing.
+//! Every [maker](super) runs all steps. Repeating a step changes nothing.
 
 use std::{collections::HashSet, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Determines the outcome of a match from the partner's response: 200 with `{"uid": "…"}`, or 204.
+//! Determines the outcome of checking a match from the partner's response: 200 with `{"uid": "…"}`, or 204.
 
 use proto::{
     ids::{check_buyer_uid, hygiene},

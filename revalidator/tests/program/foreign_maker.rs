@@ -1,4 +1,4 @@
-//! Test of a maker that is written in another language.
+//! Test of a job whose batches are sent by a program in another language.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! Test of the long run of the original design in real time. It measures the memory and CPU time of three processes, each
-//! with a maker and a worker.
+//! Runs the long example of the original design (docs/revalidator.md) in real time. Measures the memory and CPU time of
+//! three processes, each with a maker, which sends the batches of jobs, and a worker, which checks them.
 
 use std::{env, fs, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Tests in which an origin, a worker, a maker or the broker fails.
+//! Tests in which an origin, a worker, the broker, or a maker (which sends the batches of jobs) fails.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Tests of schedules, ends of jobs without a maker, removal of ended jobs, and space for results.
+//! Tests of schedules, of jobs that are cancelled, of the removal of ended jobs, and of the space that results take.
 
 use std::time::Duration;
 

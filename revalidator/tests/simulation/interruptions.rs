@@ -1,4 +1,4 @@
-//! Tests of batches that are in progress when the origin throttles, when the job ends or is paused, or when the lease ends.
+//! Tests of batches that are in progress when the origin throttles, when the job ends or is paused, or when the worker loses its lease.
 
 use std::{
     sync::{

@@ -1,5 +1,5 @@
-//! Tests of kills at any point: of workers, makers and the broker, with a source, stored objects and lost
-//! responses.
+//! Tests in which workers, the broker, and makers (which send the batches of jobs) are killed at any point, with a
+//! source, stored objects and lost responses.
 
 use std::{
     collections::{BTreeMap, HashMap},

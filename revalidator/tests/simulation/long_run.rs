@@ -1,4 +1,4 @@
-//! Tests with the long run of the original design: 12 hours, three workers, jobs every few minutes.
+//! Tests with the long run of the original design (docs/revalidator.md): 12 hours, three workers, jobs every few minutes.
 
 use std::time::Duration;
 

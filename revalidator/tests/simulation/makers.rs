@@ -1,4 +1,5 @@
-//! Tests of makers: transmission, invalid results, assets of requests, and files that cannot be written.
+//! Tests of makers, which send the batches of jobs to workers and count the results: order of jobs, invalid results,
+//! assets that clients send with a job, and files that cannot be written.
 
 use std::{fs, time::Duration};
 

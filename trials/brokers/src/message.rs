@@ -1,7 +1,7 @@
 //! Messages for other brokers: a sequence number, a count and encoded cookies.
 //!
-//! A message is a `Chunk` without epoch and time: 14 bytes and the cookies. Every reader therefore decodes the same bytes
-//! with the same code.
+//! A message is a `Chunk`, as in a producer's stream, without its epoch and time: 14 bytes and the cookies. Every
+//! reader therefore decodes the same bytes with the same code.
 
 use bytes::Bytes;
 use fastrand::Rng;

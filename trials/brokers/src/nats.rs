@@ -1,4 +1,4 @@
-//! NATS core, without JetStream.
+//! The NATS broker without JetStream.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! One run: a broker with its own server, subscribers and a load.
+//! One run: starts a broker and its subscribers, publishes a load, and measures the delivery.
 
 use std::{env, num::NonZeroU64, path::Path, pin::pin, time::Duration};
 

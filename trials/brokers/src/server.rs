@@ -1,4 +1,4 @@
-//! A broker's server process: addresses, losses, CPU time and memory.
+//! The server process of a broker: its addresses, CPU time and memory, and the losses that it counts.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The sink of the consumer, from its buffer to the store. It runs on separate threads, whose CPU time counts as that of the
-//! consumer.
+//! The part of the consumer that writes its buffer to the store. It runs on separate threads, whose CPU time counts as
+//! that of the consumer.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Simulates the lookups of a bidder during the writes. Each lookup reads one document by its `_id`, at its due time whether or
-//! not earlier responses have arrived. With `--pages`, a reader of pages also uses the store in every second slice.
+//! Simulates the lookups of a bidder during the writes. Each lookup reads one document by its `_id`, at its due time whether or not
+//! earlier responses have arrived. With `--pages`, the cookies are also read in pages during every second slice of the writes.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Threads and pace of the writers.
+//! The threads of the writers, and the rate at which they write.
 
 use std::{num::NonZeroU32, time::Duration};
 

@@ -1,8 +1,8 @@
 //! The cookies to write, including repeats of earlier pairs of user and DSP. Does no I/O.
 //!
-//! Pairs are numbered in order of their first cookie. The number and the seed determine user, DSP and buyer uid, so ids need no
-//! memory. A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has
-//! the next version.
+//! Pairs are numbered in order of their first cookie. User, DSP and buyer uid are computed from the number and the seed, and need no
+//! memory. A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has the next
+//! version.
 
 use std::num::NonZeroU32;
 

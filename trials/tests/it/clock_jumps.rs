@@ -1,7 +1,7 @@
 //! Tests in which the wall clock of running processes jumps, simulated with libfaketime.
 //!
-//! Whatever the jump of a producer's clock, its chunk times never decrease and its epochs never repeat. On a consumer,
-//! the newest value still wins.
+//! However a producer's clock jumps, its chunk times never decrease and its epochs never repeat. On a consumer, the
+//! newest value still wins.
 
 use std::{
     fs,

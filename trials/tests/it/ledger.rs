@@ -1,6 +1,7 @@
 //! Tests that every cookie has exactly one outcome at any time, even across disconnects and restarts.
 //!
-//! The harness checks the balance equations in every scrape of every test. The tests here cause changes of outcomes.
+//! The harness checks the balance equations in every scrape of every test. The tests here make the outcome of counted
+//! cookies change, for example from undelivered to lost.
 
 use anyhow::{Result, ensure};
 use bench::scrape::{Samples, names};

@@ -1,7 +1,7 @@
 //! Composition of the components of `limiter serve`: startup, tasks and drain.
 //!
-//! Startup restores the state, and writes the changes made by the restore, before any port opens. A drain stops accepting
-//! connections, responds to waiting reservations, and syncs the state.
+//! Before any port opens, startup restores the state, and writes the changes that restoring it made. A drain stops
+//! accepting connections, responds to waiting reservations, and syncs the state.
 
 mod startup;
 

@@ -5,8 +5,8 @@
 //!
 //! # Persistence
 //!
-//! Each change is available as [records](Engine::take_changes). The caller writes them before it sends the response, and
-//! changes nothing while they cannot be written.
+//! Each change is available as [records](Engine::take_changes). The caller writes the records before it sends the
+//! response, and makes no further changes while it cannot write them.
 
 mod bookings;
 mod calls;

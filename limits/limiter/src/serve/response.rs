@@ -1,4 +1,4 @@
-//! The response body of a call, which states its slot: the time at which the call may be made.
+//! The response to a call. It contains the slot of the call, that is, the earliest time at which the client may send its request.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Access tokens: a file with a name, a token and the accessible limits per line.
+//! Access tokens. Each line of their file contains a name, a token, and the limits that the token may use.
 //!
 //! ```text
 //! # name    token                     limits

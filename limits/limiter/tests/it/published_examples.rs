@@ -1,5 +1,5 @@
-//! Tests with the example runs of a well-known article on rate limits. Comments give the published output, and the reason
-//! if the result of this library differs from it.
+//! Tests of the example runs in a well-known article on rate limits. Comments give the published output. If the result
+//! of this library differs, they also give the reason.
 
 use std::time::Duration;
 

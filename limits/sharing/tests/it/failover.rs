@@ -1,4 +1,4 @@
-//! Tests of a failover behind one host name.
+//! Test of a failover: a replica becomes the primary, and later the host name of the server leads to it.
 
 use redis::Value;
 

@@ -1,4 +1,4 @@
-//! Tests of the ledger with few members and one clock.
+//! Tests of the ledger in which the server records the shares of all members. They use few members and one clock.
 
 use limits_sharing::{
     member::{Member, ShareState},

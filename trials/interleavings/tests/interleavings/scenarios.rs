@@ -1,5 +1,4 @@
-//! Tests of properties that the log must have under every schedule of appenders, the sealing task, readers and the
-//! close.
+//! Tests of properties that the log must have under every schedule of the threads that append, seal chunks, read, and close the log.
 
 use std::{collections::BTreeMap, time::Duration};
 

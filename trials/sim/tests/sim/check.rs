@@ -3,19 +3,19 @@
 //!
 //! The cookies that a store may lack depend on the incarnation of the producer (one run of its process) that acknowledged them:
 //!
-//! - If the incarnation still runs, or the store has its goodbye, the store may lack only cookies that the consumer counts as lost, and
-//!   none if queues are large enough.
-//! - If the incarnation ended otherwise, the store may lack only its tail, that is, cookies after the last one that the consumer received,
-//!   and no more than the consumer reported (see [`ends`]).
+//! - If the incarnation still runs, or has sent the consumer its final message (goodbye), the store may lack only cookies that the
+//!   consumer counts as lost, and none if queues are large enough.
+//! - If the incarnation ended otherwise, the store may lack only cookies after the last one that the consumer received from it, and no
+//!   more of them than the consumer reported (see [`ends`]).
 //! - If cookies may have been queued for their limits when an incarnation crashed, the store may lack no more of their pairs than were
 //!   queued or reported as lost.
 //!
-//! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, a request is earlier if its
-//! response arrived before the other request was sent, according to the clocks of their producers. A delayed cookie counts as sent and
-//! accepted at its acceptance time. A request without a response may have been accepted at any time, so a store may have its value.
+//! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, a request is earlier if
+//! its response arrived before the other request was sent, according to the clocks of their producers. For a delayed cookie, its
+//! acceptance time replaces both times. A request without a response may have been accepted at any time, so a store may have its value.
 //!
-//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only under the above conditions for a missing
-//! cookie.
+//! A store may lack a cookie that a [deletion](deletions) may cover. It may lack a deletion only under the conditions under which it may
+//! lack a cookie.
 
 pub(crate) mod deletions;
 mod ends;

@@ -1,5 +1,5 @@
-//! Simulates a stage that delays cookies: a producer accepts cookies, and appends them later with their ages and in
-//! random order.
+//! Simulates a stage that delays cookies: a producer accepts cookies, and appends them to its log later, with their
+//! ages and in random order.
 
 use std::{
     future::poll_fn,

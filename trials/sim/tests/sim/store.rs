@@ -1,8 +1,8 @@
 //! A store in memory with the faults of a real store: it is slow or unavailable, or reports failures of writes that succeeded. A power
 //! loss discards a random subset of the uncommitted writes.
 //!
-//! As in MongoDB, only the database of one DSP may fail, and a retry creates the database of a new DSP. Until then, the cookies
-//! and deletions of the DSP are in the retry queue.
+//! As in MongoDB, a failure can be limited to the database of one DSP, and a retry creates the database of a new DSP. Until then, the
+//! cookies and deletions of the DSP are in the retry queue.
 //!
 //! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
 

@@ -1,5 +1,4 @@
-//! Tests of hostile bodies and untrusted clients of the API: each request gets the documented problem as its response,
-//! and has no other effect.
+//! Tests of hostile request bodies and untrusted clients of the API: each request gets the documented error, and has no other effect.
 
 use std::io::Write as _;
 

@@ -1,5 +1,5 @@
-//! Tests of expiry by sweep: which documents a sweep deletes despite kills, refreshes and TTL changes, and how a collection is
-//! converted from and to a TTL index.
+//! Tests of expiry by sweep, a scan that deletes expired documents: which documents it deletes if it is killed, or if cookies are renewed
+//! or the TTL changes during the scan, and how a collection is converted from and to a TTL index.
 
 mod handover;
 

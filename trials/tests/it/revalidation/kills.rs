@@ -1,5 +1,5 @@
-//! Test of two jobs while any process may be killed or frozen at any time. The first job changes matches. The second job removes
-//! matches that are missing at the partner for the second time.
+//! Test of two jobs while any process may be killed or frozen at any time. The first job changes matches. The second job removes the
+//! matches that the partner reports as missing for the second time.
 
 use std::{env, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Tests of MongoDB outages: the server is killed, paused or slow, or has no primary, disk space or permissions. The consumer reports
-//! the outage, keeps its position, resumes after the outage, and loses nothing.
+//! Tests of MongoDB outages: the server is killed, paused or slow, or it lacks a primary, free disk space or permissions. The consumer
+//! reports the outage, keeps its position, resumes after the outage, and loses nothing.
 
 use std::{fs, process::Command, time::Duration};
 

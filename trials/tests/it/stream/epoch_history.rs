@@ -1,5 +1,5 @@
-//! Tests of what consumers report about the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss. Each
-//! report must be correct.
+//! Tests of what consumers report when an epoch of a producer (one run of its process) ends: no loss, an exact number, a maximum,
+//! or an unknown loss. Each report must be correct.
 
 use std::{
     ffi::OsStr,

@@ -1,4 +1,4 @@
-//! Command-line flags. The group of a flag determines whether a reload changes it.
+//! Command-line flags. The clap group of a flag states whether a reload applies its new value.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Records of the state that outlives the process.
 //!
-//! Each record is self-contained: the usage of a counter is saved together with the rule that it was computed under. The
-//! newest version of every record, in any order, is the complete state; there is no history to replay.
+//! Each record is self-contained: the usage of a counter is saved together with the rule that it was computed under.
+//! The newest versions of all records, read in any order, are the complete state; there is no history to replay.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,8 +1,8 @@
 //! Decisions by the server of `[sharing]`: the request for a call, and the effect of the decision on this limiter.
 //!
-//! The server counts, by its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
-//! usage last reported by the server. With guaranteed shares it also counts the granted calls, to enforce its share while the
-//! server is unavailable.
+//! The server counts the calls and uses its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
+//! usage last reported by the server. If the group has `members_max`, the engine also counts the granted calls, so that it can enforce
+//! 1/`members_max` of each limit while the server is unavailable.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Tests that random calls with restarts from records exceed no quota and lose no state.
+//! Tests with random calls and random restarts from records: no quota may be exceeded, and no state lost.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Tests of slots with many concurrent clients, in one process and in several.
+//! Tests that many concurrent clients, in one process or in several, get distinct slots.
 
 use std::{collections::BTreeSet, env, fs, process::Stdio};
 

@@ -1,4 +1,4 @@
-//! Tests of the resources that clients without a token can occupy, with real sockets.
+//! Tests, with real sockets, that clients without a token can use only a bounded amount of memory and connections.
 
 use std::{
     fs,

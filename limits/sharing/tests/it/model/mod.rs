@@ -8,17 +8,19 @@
 //!
 //! At every instant, the shares of a limit that all members of a group use add up to at most the limit.
 //!
-//! A member uses its latest *grant*: a lease and a fallback share. It uses the lease for [`Terms::ttl`] from before it sent the request,
-//! then the smaller of both. From [`Terms::fallback_after`] on, it uses the fallback share, and from [`Terms::forget_after`] on, the
-//! guaranteed share. Before its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one
-//! request at a time, ignores replies later than [`Terms::timeout`], and states in each request which grant it uses.
+//! A member uses its latest *grant*: a lease and a fallback share. It uses the lease until [`Terms::ttl`], the smaller of both until
+//! [`Terms::fallback_after`], the fallback share until [`Terms::forget_after`], and then the guaranteed share; the member counts these
+//! times from before it sends the request for the grant. A member without a reply uses nothing until `Terms::guaranteed_after`, then the
+//! guaranteed share. A member sends one request at a time, ignores replies later than [`Terms::timeout`], and states in each request which
+//! grant it uses.
 //!
 //! 1. A member therefore uses one of two grants: the one it stated last, or the one in the reply to that request. The server stores both
 //!    until the member states another one, and assumes the larger share of both.
 //! 2. A lease is granted only from what all others cannot use *until it ends*. If two leases overlap in time, the later
 //!    one was checked against the earlier one.
-//! 3. A member uses its fallback share `Terms::fallback_after` after its last request with a reply. The server reserves the share
-//!    from `Terms::silence_max` on. Leases that the server granted earlier have ended by the time the member uses the share.
+//! 3. A member uses its fallback share `Terms::fallback_after` after its last request with a reply. The server reserves the share once it
+//!    has received no request for `Terms::silence_max`. Leases that the server granted earlier have ended by the time the member uses the
+//!    share.
 //! 4. The fallback shares add up to at most the limit: one rises only after others are confirmed to have fallen.
 //! 5. The server's clock may stop or step. The time between two requests counts for up to `gap_max`. A longer time, or a step back, starts
 //!    a new *generation*: for `Terms::reserved_for` no share rises (the server learns), and a member without a grant of this generation may

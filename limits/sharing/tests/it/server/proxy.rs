@@ -1,5 +1,5 @@
-//! Test helper: a proxy to a server. The proxy can be silent, or can delay data and close connections at random, with a
-//! seed. Its target can change.
+//! Test helper: a proxy in front of a server. It can stop forwarding, or delay data and close connections at random
+//! times drawn from a seed. Its target can change.
 
 use std::{
     net::SocketAddr,

@@ -1,4 +1,5 @@
-//! Tests in which another consumer takes over a sweep, or another server becomes primary, during a pass.
+//! Tests in which another consumer takes over a sweep (the scan that deletes expired documents), or another server
+//! becomes primary, during the scan.
 
 use std::collections::BTreeSet;
 
