@@ -50,7 +50,7 @@ const STEP_MIN: Duration = Duration::from_secs(3);
 /// Starts producers and consumers on free loopback ports, each consumer with its own mongod, and increases the request rate in
 /// steps. Each step reports accepted and stored cookies, latency, the CPU and memory of each process, and the bottleneck of a
 /// rate that is not sustained. Ctrl-C ends the run early; stores are still verified and the report is printed. The exit code
-/// is 1 if a store does not have exactly the accepted cookies, cookies were lost or failed, or a process did not shut down cleanly.
+/// is 1 if a store does not contain exactly the accepted cookies, if cookies were lost or failed, or a process did not shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct E2eArgs {
     /// Requests per second of each step.

@@ -1,5 +1,5 @@
-//! `bench subscribe`: opens many independent streams in one process. Each stream checks that no cookie is lost without
-//! notice. `--fan-out` measures the cost of each additional stream for a producer.
+//! `bench subscribe`: opens many independent streams in one process. Each stream checks that every cookie arrives or is
+//! declared lost. `--fan-out` measures the cost of each additional stream for a producer.
 //!
 //! Each stream has its own connection, task and counters. Every chunk is decoded cookie by cookie; the clock is read once per
 //! chunk.

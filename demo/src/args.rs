@@ -41,16 +41,16 @@ pub(crate) enum Command {
     Deletion(SetupArgs),
     /// Show the contract of a DSP: a redirect, a macro instead of an id, a match without consent, and an opt-out
     Contracts(SetupArgs),
-    /// Show a revalidator: it checks matches at a partner that has changed some of them and lost others
+    /// Show a revalidator: it checks matches with a partner that has changed some of them and lost others
     ///
     /// It checks the matches twice, and ends in less than two minutes. Its status page, on a free port, shows how its two workers
-    /// change their parallel requests.
+    /// change their numbers of parallel requests.
     Revalidate(RevalidateArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitsArgs {
-    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it, and its maximum age is a third of it.
+    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of this time, and its maximum age is a third.
     #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
     pub(crate) seconds: u64,
     #[command(flatten)]

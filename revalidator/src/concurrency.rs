@@ -2,7 +2,7 @@
 //!
 //! Each batch raises or lowers the number by one step, within the bounds. A batch lowers the number if its mean time to the first
 //! byte is at least `worse_by` above a reference, or if any request was throttled or failed. The reference depends on the mode: in
-//! `paper` mode, the mean of the previous batch; in `floor` mode, the minimum mean of a batch. The origin may become slower, so the
+//! `paper` mode, the mean of the previous batch; in `floor` mode, the floor (lowest mean so far). The origin may become slower, so the
 //! floor is measured again once a minute, with a few requests at minimum concurrency.
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Stored objects of an application: files in a directory, or objects in a bucket (feature `s3`).
 //!
-//! The name of an object is the hash of its key, so a key cannot reach another directory. A new version is renamed to the name
-//! of the file, which replaces it atomically. Writes and removals are idempotent.
+//! The name of an object is the hash of its key, so a key cannot reach another directory. A new version is written to a
+//! temporary file, which atomically replaces the old file. Writes and removals are idempotent.
 
 #[cfg(feature = "s3")]
 mod bucket;

@@ -3,7 +3,7 @@
 //! A job is a list of assets. A maker sends the assets in batches to workers through a message broker, and counts the results. Workers
 //! check each asset with a conditional request to its origin, replace or remove stored objects, and publish results.
 //!
-//! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] a copy of its buckets.
+//! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] is a copy of its buckets.
 //! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] make decisions without network, disk or clock.
 //! - A [`maker`] creates jobs on a [`schedule`], and transmits the assets of a [`source`].
 //! - A [`worker`] takes a job with a [`lease`] and checks its batches ([`batch`]) with requests to an [`origin`], within the limits of

@@ -1,4 +1,4 @@
-//! Measurements of a step, computed from its observations.
+//! Measurements of a step, which is a load at one rate, computed from the observations during the step.
 
 use std::time::Duration;
 

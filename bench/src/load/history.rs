@@ -1,8 +1,7 @@
 //! Compact history of a connection: outcome and times of each request.
 //!
-//! Responses arrive in the order of the requests. It is therefore enough to count the sent requests and those with a
-//! known outcome, and to list the ranges of requests that were not accepted (24 bytes each). Times are kept for groups
-//! of events within 10 ms (32 bytes each).
+//! Responses arrive in the order of the requests. It is therefore enough to count the requests, in total and with a known outcome, and to
+//! list the ranges that were not accepted (24 bytes each). Times are kept for groups of events within 10 ms (32 bytes each).
 
 use std::time::Duration;
 

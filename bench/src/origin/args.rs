@@ -37,7 +37,7 @@ pub struct OriginArgs {
     /// Report a row for each second instead of each step.
     #[arg(long)]
     pub by_second: bool,
-    /// Fractions of errors, such as 500=0.1,404=0.05; 0 is no response. 0, 429 and 5xx are drawn for each request, others for each path.
+    /// Fractions of errors, such as 500=0.1,404=0.05; 0 means no response. 0, 429 and 5xx are drawn for each request, others for each path.
     #[arg(long, value_name = "STATUS=FRACTION", value_delimiter = ',', value_parser = error)]
     pub errors: Vec<(u16, f64)>,
     /// Value of Retry-After in responses with 429 or 503, in whole seconds; 0s for none.

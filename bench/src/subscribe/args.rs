@@ -13,7 +13,7 @@ use crate::{report::ReportArgs, values::parse_rate};
 /// Open named streams from a producer, and check the received cookies.
 ///
 /// Without --duration or --requests, it runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
-/// violated the protocol (a sequence number repeated, or missing without a gap), or received fewer cookies than --requests.
+/// violated the protocol (repeated a sequence number, or omitted one without a gap message), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// gRPC address of the producer.

@@ -1,5 +1,4 @@
-//! Tests with simulated jobs on origins whose response times are known, including the example of the original design
-//! (docs/revalidator.md).
+//! Tests with simulated jobs on origins with known response times, including the example of the original design (docs/revalidator.md).
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -1,4 +1,4 @@
-//! Tests of the outcomes of responses: one test for each row of the table of outcomes.
+//! Tests of the outcomes of responses: one test for each row of the table in docs/revalidator.md.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests with a full broker, and with messages of other programs.
+//! Tests with a broker whose storage is full, with invalid messages, and with messages of other programs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Runs the makers, the workers and the origin of a test in simulated time.
+//! Runs the parts of a test in simulated time: makers (which send the batches of jobs), workers (which check them), and the origin.
 
 use std::{
     cell::Cell,

@@ -1,7 +1,7 @@
-//! Test of the matches of a DSP over several days, with a node and a producer on real sockets, a partner, browsers,
-//! failures and kills.
+//! Test that revalidates the matches of a DSP over several days, with a node and a producer on real sockets, a partner,
+//! browsers, failures and kills.
 //!
-//! The node applies rows as a store does: the newest time wins. It checks each row that changes a match.
+//! The node applies the rows sent to the producer as a store does: the newest time wins. It checks each row that changes a match.
 
 #[path = "../../src/tests/server.rs"]
 mod server;

@@ -1,7 +1,6 @@
 //! Tests that every cookie has exactly one outcome at any time, even across disconnects and restarts.
 //!
-//! The harness checks the balance equations in every scrape of every test. The tests here make the outcome of counted
-//! cookies change, for example from undelivered to lost.
+//! The harness checks the balance in every scrape of every test. In these tests, outcomes change, for example from undelivered to lost.
 
 use anyhow::{Result, ensure};
 use bench::scrape::{Samples, names};

@@ -1,4 +1,4 @@
-//! Tests of the consumer's maintenance on a real `mongod`, with a clock that the test sets.
+//! Tests of the consumer's maintenance (expiry and compaction) on a real `mongod`, with a clock that the test sets.
 
 mod expiry;
 mod sweep;

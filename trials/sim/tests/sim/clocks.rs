@@ -1,4 +1,4 @@
-//! The clocks of the hosts, which differ by a constant.
+//! The clocks of the hosts, which differ by constant offsets.
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Runs the real programs on the simulated hosts, as their `main` does, and records their incarnations.
+//! Runs the real programs on the simulated hosts, as their `main` does, and records their incarnations (runs of a process).
 
 use std::{
     ffi::OsString,

@@ -4,7 +4,7 @@
 //! As in MongoDB, a failure can be limited to the database of one DSP, and a retry creates the database of a new DSP. Until then, the
 //! cookies and deletions of the DSP are in the retry queue.
 //!
-//! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
+//! The [`Disk`] outlives the incarnations (runs of the process) of the consumer that use it through [`SimStore`].
 
 mod disk;
 

@@ -1,4 +1,4 @@
-//! Tests of expiry and compaction windows of MongoDB, and of expiry in the embedded store.
+//! Tests of expiry and compaction windows in MongoDB, and of expiry in the embedded store.
 
 use std::time::Duration;
 

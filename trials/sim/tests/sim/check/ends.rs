@@ -1,5 +1,4 @@
-//! Compares the losses that a consumer reports for ended incarnations (runs of a producer's process) with the cookies that its store
-//! lacks.
+//! Compares the losses that a consumer reports for ended runs of a producer (incarnations) with the cookies that its store lacks.
 //!
 //! - A report of an exact number, a maximum or no loss is correct: apart from earlier gaps, the store lacks no more
 //!   cookies of that incarnation and of later incarnations that the consumer missed.

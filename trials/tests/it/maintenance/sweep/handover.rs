@@ -1,5 +1,4 @@
-//! Tests in which another consumer takes over a sweep (the scan that deletes expired documents), or another server
-//! becomes primary, during the scan.
+//! Tests in which, during a sweep (a scan that deletes expired documents), another consumer takes over or another server becomes primary.
 
 use std::collections::BTreeSet;
 
