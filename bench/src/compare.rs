@@ -22,8 +22,8 @@ pub struct CompareArgs {
     pub a: PathBuf,
     /// Directory or report.json of the later report.
     pub b: PathBuf,
-    /// Maximum difference in percent that counts as noise; half of it for CPU time, which varies less on a shared machine
-    /// than elapsed time.
+    /// Maximum difference in percent that counts as noise. For CPU time, which varies less than elapsed time on a shared machine,
+    /// half of this value applies.
     #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = parse_percent)]
     pub noise: f64,
     /// Output options.

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand, value_parser};
 
-/// Build and start a producer and a consumer, send one sync request, show its lookup, and run until Ctrl-C
+/// Build and start a producer and a consumer, send one sync request, look up the recorded match, and run until Ctrl-C
 #[derive(Debug, Parser)]
 #[command(
     name = "demo",
@@ -44,7 +44,7 @@ pub(crate) enum Command {
     /// Show a revalidator: it checks matches with a partner that has changed some of them and lost others
     ///
     /// It checks the matches twice, and ends in less than two minutes. Its status page, on a free port, shows how its two workers
-    /// change their numbers of parallel requests.
+    /// vary the number of their concurrent requests.
     Revalidate(RevalidateArgs),
 }
 
@@ -75,10 +75,10 @@ pub(crate) struct SetupArgs {
     /// Address of the producer for gRPC streams.
     #[arg(long, default_value = "127.0.0.1:7676")]
     pub(crate) grpc: SocketAddr,
-    /// Address of the admin port of the producer: metrics, health.
+    /// Address of the producer's admin port (metrics, health).
     #[arg(long, default_value = "127.0.0.1:9090")]
     pub(crate) producer_admin: SocketAddr,
-    /// Address of the admin port of the consumer: lookup, metrics, health.
+    /// Address of the consumer's admin port (lookup, metrics, health).
     #[arg(long, default_value = "127.0.0.1:9091")]
     pub(crate) consumer_admin: SocketAddr,
     /// Directory for the store and logs; it is emptied if it belongs to a previous demo [default: target/demo].

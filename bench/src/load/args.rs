@@ -26,7 +26,7 @@ const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 /// not sent on schedule.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// URL of the edge; repeatable. Connections are spread over all URLs.
+    /// URL of a producer's sync port; repeatable. Connections are spread over all URLs.
     #[arg(long, default_value = "http://127.0.0.1:8080/")]
     pub url: Vec<Uri>,
     /// Number of connections.

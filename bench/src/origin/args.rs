@@ -10,7 +10,7 @@ use crate::{
     values::{parse_fraction, parse_time},
 };
 
-/// Serve contents with delays, errors and changes, to test an HTTP client.
+/// Serve HTTP content with delays, errors and changes, to test a client.
 ///
 /// Every path has content with validators, so a conditional request can return 304. Ctrl-C ends the server, which then prints its report.
 /// Fractions are from 0 to 1.
@@ -19,19 +19,19 @@ pub struct OriginArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8000")]
     pub listen: SocketAddr,
-    /// Seed of contents, delays and errors.
+    /// Seed of content, delays and errors.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps; the last step has no end.
+    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps of --step-requests.
     #[arg(long, default_value = "0s", value_name = "TIME", value_delimiter = ',', value_parser = time)]
     pub delay: Vec<Duration>,
-    /// Standard deviation of the delays, which are normally distributed around --delay, by up to three standard deviations.
+    /// Standard deviation of the delays. They are normally distributed around --delay, and differ from it by at most three deviations.
     #[arg(long, default_value = "0s", value_name = "TIME", value_parser = time)]
     pub deviation: Duration,
-    /// Number of parallel requests above which the delay grows in proportion to them; several values as for --delay.
+    /// Number of concurrent requests above which the delay grows in proportion to their number. Takes several values, like --delay.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = value_parser!(u32).range(1..))]
     pub capacity: Vec<u32>,
-    /// Requests per step; the report has a row for each step.
+    /// Requests per step; the last step has no end. The report contains a row for each step.
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     pub step_requests: u64,
     /// Report a row for each second instead of each step.
@@ -46,16 +46,16 @@ pub struct OriginArgs {
     /// Size of each body, in bytes.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = value_parser!(u32).range(..=1 << 30))]
     pub body_bytes: u32,
-    /// Serve contents like {"uid": "PATH-VERSION"}, as a cookie-sync partner does, instead of bodies of --body-bytes.
+    /// Serve content like {"uid": "PATH-VERSION"}, as a cookie-sync partner does, instead of bodies of --body-bytes.
     #[arg(long)]
     pub uids: bool,
     /// Time before each byte of a body.
     #[arg(long, default_value = "0s", value_name = "TIME", value_parser = time)]
     pub byte_interval: Duration,
-    /// Fraction of the contents that change in each period, for the first time at the start.
+    /// Fraction of paths whose content changes at the start, and again in each period (--change-every).
     #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = parse_fraction)]
     pub changed: f64,
-    /// Period of changes.
+    /// Period of --changed.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = |text: &str| parse_time(text, Duration::from_secs(1)))]
     pub change_every: Duration,
     /// Output options.

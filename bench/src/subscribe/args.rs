@@ -40,8 +40,8 @@ pub struct SubscribeArgs {
     /// TLS and tokens.
     #[command(flatten)]
     pub security: SecurityArgs,
-    /// Numbers of streams to measure. For each number, a producer is started on this machine, with that many streams and a load
-    /// for --duration (default 5s).
+    /// Numbers of streams to measure. For each number, a producer is started on this machine, and a load is sent for --duration
+    /// (default 5s) while that many streams are open.
     #[arg(
         long,
         value_name = "N,…",

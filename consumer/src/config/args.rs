@@ -33,7 +33,7 @@ Examples:
     consumer --producer http://producers.example:7676 --print-config > consumer.toml
     consumer --config consumer.toml --check-config";
 
-/// Reads cookies from producers and writes them to a local store
+/// Reads cookies (matches of a user id and a buyer uid) from producers and writes them to a local store
 #[derive(Debug, Clone, Parser)]
 #[command(name = "consumer", after_long_help = EXAMPLES)]
 pub struct Args {
@@ -71,9 +71,9 @@ pub struct ProducersArgs {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Expected number of producers, which share 96 MiB of receive windows [default: the number discovered]
+    /// Expected number of producers; their streams share 96 MiB of receive windows [default: the number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when the stream opens.
+    /// The window of a stream (1 to 32 MiB) is set when the stream opens, and does not change.
     #[arg(
         long,
         value_name = "COUNT",
@@ -83,7 +83,7 @@ pub struct ProducersArgs {
     // clap does not treat the type specially if it has its full path.
     pub producers_expected: std::option::Option<usize>,
 
-    /// Unique subscriber name of this consumer on all producers [default: hostname]
+    /// Name with which this consumer subscribes to producers, unique among all consumers [default: hostname]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_name)]
     pub name: String,
 }
@@ -151,11 +151,11 @@ pub struct StorageArgs {
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of accepted DSPs not in --dsps, first come, first served. Cookies of all other DSPs are rejected
+    /// Maximum number of other DSPs to accept, in the order in which their cookies arrive. Cookies of all further DSPs are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are rejected (comma-separated). They no longer count toward --unlisted-dsps-max
+    /// DSPs whose cookies are rejected (comma-separated). These DSPs no longer count toward --unlisted-dsps-max
     #[arg(
         long,
         group = RELOADED,
@@ -170,7 +170,7 @@ pub struct StorageArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Retention and deduplication")]
 pub struct RetentionArgs {
-    /// Time to live of cookies, counted from acceptance, and of the cursors of producers that no longer exist
+    /// Time to live of cookies, counted from their acceptance, and of the stored positions (cursors) of producers that no longer exist
     #[arg(
         long,
         value_name = "TIME",
@@ -179,11 +179,11 @@ pub struct RetentionArgs {
     )]
     pub ttl: Duration,
 
-    /// Time to live per DSP, such as 17=7d,42=30d
+    /// Time to live of a DSP's cookies, instead of --ttl, such as 17=7d,42=30d
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// Lower bound for times to live from producers' contracts; shorter ones are raised to it
+    /// Lower bound for times to live in producers' contracts; shorter times are raised to this bound
     ///
     /// If not set, the times to live of contracts are ignored.
     #[arg(
@@ -217,7 +217,7 @@ pub struct RetentionArgs {
 
     /// Memory for deletions, 40 bytes each. When it is full, the oldest deletions are evicted
     ///
-    /// Cookies accepted earlier than the newest evicted deletion are then rejected, so that no deleted cookie is stored again.
+    /// Cookies accepted before the newest evicted deletion are then rejected, so that no deleted cookie is stored again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -249,9 +249,10 @@ pub struct MaintenanceArgs {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
-    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL index on `t`
+    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL
+    /// index on `t`, the time of acceptance
     ///
-    /// If several consumers share a server, one of them, the maintenance owner, deletes expired cookies; only its setting applies.
+    /// If several consumers share a server, one of them, the maintenance owner, deletes expired cookies; only the owner's setting applies.
     #[arg(
         long,
         value_name = "MODE",
@@ -265,7 +266,7 @@ pub struct MaintenanceArgs {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
 
-    /// IANA time zone of the expiry and compaction windows, or `system`
+    /// IANA time zone of the expiry and compaction windows, or `system` for the zone of the machine
     #[arg(
         long,
         group = RELOADED,
@@ -284,11 +285,11 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port
+    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port, for requests with one of these tokens
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub cookies_token_file: String,
 
-    /// Maximum time to drain after a shutdown signal
+    /// Maximum time to drain (write the received cookies) after a shutdown signal
     #[arg(
         long,
         group = RELOADED,

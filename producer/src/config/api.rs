@@ -22,7 +22,7 @@ pub(super) struct ApiArgs {
 
     /// File with the API's tokens: NAME TOKEN DSPS PERMISSIONS per line. If set, every request must carry a token
     ///
-    /// DSPS is a comma-separated list or `*`; PERMISSIONS is `write`, `delete` or `write,delete`.
+    /// DSPS is a comma-separated list of DSP ids, or `*` for all; PERMISSIONS is `write`, `delete` or `write,delete`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 
@@ -37,10 +37,9 @@ pub(super) struct ApiArgs {
 /// Limits of the API.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct ApiLimits {
-    /// Number of nodes that must store a deletion before the API responds
+    /// Number of nodes whose confirmation of a stored deletion the API awaits before it responds, for up to two seconds
     ///
-    /// If fewer nodes have stored it after two seconds, the response has "at_risk": true, because a crash of the producer may lose the
-    /// deletion.
+    /// If fewer nodes have confirmed by then, the response contains "at_risk": true, because a crash of the producer may lose the deletion.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
     pub deletion_confirmations: usize,
 

@@ -41,7 +41,7 @@ Examples:
   Validate a contracts file, and print the effective contracts:
     producer contracts check contracts.toml";
 
-/// Accepts sync requests over HTTP and streams their cookies to every exchange node
+/// Accepts sync requests over HTTP and streams their cookies (matches of a user id and a buyer uid) to every exchange node
 #[derive(Debug, Clone, Parser)]
 #[command(name = "producer", after_long_help = EXAMPLES)]
 pub struct Args {
@@ -81,7 +81,7 @@ pub struct Network {
     /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, and a redirect to
     /// the same request) or `mint-partitioned` (like `mint`, with the cookie attribute Partitioned)
     ///
-    /// A match is recorded only if the browser returns the cookie.
+    /// A match is recorded only if the browser then returns the HTTP cookie.
     #[arg(
         long,
         value_name = "MODE",
@@ -99,11 +99,11 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Unique producer ID; must stay the same across restarts [default: HOSTNAME:GRPC_PORT]
+    /// ID of this producer: unique among all producers, and the same after a restart [default: HOSTNAME:GRPC_PORT]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
-    /// Directory for the epoch history, or `none`
+    /// Directory for the epoch history, a record of the producer's earlier runs; `none` keeps no history
     ///
     /// After a restart, consumers learn from this history how many cookies they missed. The directory must be in memory (tmpfs), and the
     /// same for every run of a producer.
@@ -131,7 +131,7 @@ pub struct Retention {
     )]
     pub log_bytes: usize,
 
-    /// Close a chunk (a block of cookies sent together) at this size
+    /// Seal a chunk (a block of cookies) at this size: a sealed chunk takes no more cookies and is sent to subscribers
     #[arg(
         long,
         value_name = "BYTES",
@@ -141,11 +141,11 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Close a chunk at this age, or at three times this age if it holds less than 2 KiB. Higher values use less CPU; lower values reduce latency
+    /// Seal a chunk at this age, or at three times this age if it is smaller than 2 KiB. Higher values use less CPU but add latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
-    /// Maximum lag of a connected subscriber, in cookies. A subscriber that lags further loses its oldest cookies
+    /// Maximum lag of a connected subscriber, in cookies. A subscriber that lags by more loses the oldest cookies that it has not received
     #[arg(
         long,
         value_name = "COUNT",
@@ -154,7 +154,7 @@ pub struct Retention {
     )]
     pub queue_cookies: usize,
 
-    /// Time to keep the position of a disconnected subscriber
+    /// Time for which the producer keeps a disconnected subscriber's position in the log
     #[arg(
         long,
         group = RELOADED,
@@ -164,9 +164,9 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because bytes that were in flight may be lost
+    /// Maximum bytes to send again to a subscriber that reconnects without a cursor (its own record of its position)
     ///
-    /// If the subscriber's receive window is smaller, fewer bytes are sent again.
+    /// Bytes in flight may be lost with a connection. If the subscriber's receive window is smaller, fewer bytes are sent again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -181,7 +181,7 @@ pub struct Retention {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Resource limits")]
 pub struct ResourceLimits {
-    /// Maximum number of subscribers, including disconnected ones within --subscriber-retention
+    /// Maximum number of subscribers, including those disconnected for less than --subscriber-retention
     #[arg(
         long,
         group = RELOADED,
@@ -192,9 +192,9 @@ pub struct ResourceLimits {
     )]
     pub subscribers: usize,
 
-    /// Maximum bytes in flight to all subscribers, in addition to the log
+    /// Maximum bytes in flight to all subscribers: handed to connections, but not yet written. They use memory in addition to --log-bytes
     ///
-    /// Above this, the slowest subscribers are disconnected. At least 256 KiB plus three chunks.
+    /// Above this, stalled subscribers are disconnected first, then those with the most bytes in flight. Minimum: 256 KiB plus 3 chunks.
     #[arg(
         long,
         value_name = "BYTES",
@@ -288,7 +288,7 @@ pub struct ResourceLimits {
 pub struct Shutdown {
     /// Time to keep accepting requests after a shutdown signal
     ///
-    /// During this time, `/readyz` returns 503 and responses close their connections. The delay must exceed the load
+    /// During this time, `/readyz` returns 503, and each connection is closed after its response. The delay must exceed the load
     /// balancer's reaction time.
     #[arg(
         long,
@@ -299,7 +299,7 @@ pub struct Shutdown {
     )]
     pub drain_delay: Duration,
 
-    /// Maximum time to drain, counted from the end of --drain-delay
+    /// Maximum time to drain (finish requests and send the rest of the log), counted from the end of --drain-delay
     #[arg(
         long,
         group = RELOADED,

@@ -24,8 +24,8 @@ pub(super) struct DspsArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 
-    /// File that stores queued cookies while the producer is stopped [default: none; at shutdown, queued cookies are released before
-    /// their limits allow it]
+    /// File for the cookies queued by DSP limits while the producer is stopped [default: none; at shutdown, queued cookies are released
+    /// regardless of their limits]
     ///
     /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]

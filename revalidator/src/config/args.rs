@@ -43,7 +43,7 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Applications and broker")]
 pub struct WorkArgs {
-    /// Applications file (TOML)
+    /// File (TOML) with applications; each defines what its jobs check, and how
     ///
     /// The file is reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they started.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
@@ -62,9 +62,9 @@ pub struct WorkArgs {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Do not run a maker, the task that transmits the assets of jobs to workers and counts the results; another process must run one
+    /// Do not run a maker, the task that sends a job's assets to workers and counts the results; another process must run one
     ///
-    /// If the maker of one process cannot read the assets file of a job, the maker of another process transmits the job.
+    /// If the maker of one process cannot read the assets file of a job, the maker of another process sends the job's assets.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 

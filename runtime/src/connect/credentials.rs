@@ -32,7 +32,7 @@ pub struct SecurityArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub tls_server_name: String,
 
-    /// File with bearer tokens, one per line; the first is sent to the producers
+    /// File with the bearer token to send to the producers, on the first line. Further tokens are ignored, so a producer's file can be used
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 }

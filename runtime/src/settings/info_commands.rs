@@ -34,10 +34,10 @@ pub struct InfoArgs {
     #[arg(long)]
     check_config: bool,
 
-    /// Query the readiness of the process with these settings, for container health checks
+    /// Query whether the running process with these settings is ready, for container health checks
     ///
     /// Requests /readyz at the address of --admin, with a timeout of three seconds. The exit code is 0 if the process is ready,
-    /// 1 with the reason if it is not, and 2 if the command line is invalid.
+    /// 1 if it is not (the reason is printed), and 2 if the command line is invalid.
     #[arg(long)]
     probe: bool,
 

@@ -59,10 +59,10 @@ enum Command {
 
 #[derive(Debug, Clone, Args)]
 struct ComparisonArgs {
-    /// Numbers of subscribers, one step each.
+    /// Numbers of subscribers; each number is one step.
     #[arg(long, value_delimiter = ',', default_value = "1,10,50")]
     subscribers: Vec<NonZeroUsize>,
-    /// Cookies per message, one step each. The producer builds its own chunks and is measured once for all values above 1.
+    /// Cookies per message; each number is one step. The producer builds its own chunks, so all values above 1 are one step for it.
     #[arg(long, value_delimiter = ',', default_value = "1,500", value_parser = parse_batch)]
     batch: Vec<NonZeroU32>,
     /// Duration of publishing per step.

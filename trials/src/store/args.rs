@@ -9,7 +9,7 @@ use clap::Args;
 ///
 /// With MongoDB, plain commands write the same documents to other databases, for comparison: unordered inserts of new pairs
 /// (the ceiling) and, with --repeat, upserts that replace only older cookies. The run drops MongoDB databases whose names
-/// start with `trials-store-` at the start and at the end. Ctrl-C ends the run after the current slice, with its summary.
+/// start with `trials-store-` at the start and at the end. Ctrl-C ends the run after the current slice; the summary is still printed.
 /// The exit code is 1 if the store has wrong contents at the end.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
@@ -34,7 +34,7 @@ pub struct StoreArgs {
     /// Cookies per second of each variant [default: as fast as possible]. With a rate, a plain command contains the cookies of 200 ms.
     #[arg(short = 'l', long)]
     pub rate: Option<NonZeroU32>,
-    /// Cookies per slice.
+    /// Cookies per slice: each variant writes and measures one slice at a time.
     #[arg(long, default_value = "250000")]
     pub slice: NonZeroU64,
     /// Additional argument of the consumer; repeatable: --consumer-arg=--expiry=index.

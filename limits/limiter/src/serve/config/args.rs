@@ -107,7 +107,8 @@ pub(super) struct LimitsArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limits: String,
 
-    /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, and overrides a limit of the same name in the file
+    /// MongoDB collection with limits, such as company.limits. Each document defines the limit whose name is its _id, and
+    /// overrides the limit of that name in the file
     ///
     /// The collection is read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
     #[arg(
@@ -118,7 +119,7 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) limits_collection: std::option::Option<(String, String)>,
 
-    /// Connection string of the MongoDB deployment with --limits-collection: mongodb://…
+    /// Connection string (mongodb://…) of the MongoDB deployment that contains --limits-collection
     #[arg(
         long,
         value_name = "URI",
@@ -128,13 +129,13 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) limits_mongodb: String,
 
-    /// Directory that keeps used quotas across restarts; with `none`, a restart resets all quotas
+    /// Directory for a record of how much of each quota is used; with `none`, a restart resets all quotas
     ///
-    /// The directory is created if it is missing. Only one limiter can use it at a time.
+    /// The directory is created if it is missing. Only one limiter can use a directory at a time.
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters, one for each key and rule of a limit. At the maximum, unused counters are evicted
+    /// Maximum number of counters; each rule of a limit uses one counter per key. At the maximum, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
@@ -148,7 +149,7 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) counters_memory: usize,
 
-    /// Maximum lifetime of a restriction derived from partner feedback
+    /// Maximum lifetime of a restriction derived from a partner's response, such as one with Retry-After
     #[arg(
         long,
         value_name = "TIME",
