@@ -73,7 +73,7 @@ pub struct ProducersArgs {
 
     /// Expected number of producers; their streams share 96 MiB of receive windows [default: the number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when the stream opens, and does not change.
+    /// The window of a stream (1 to 32 MiB) is set when the stream opens.
     #[arg(
         long,
         value_name = "COUNT",
@@ -251,8 +251,6 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL
     /// index on `t`, the time of acceptance
-    ///
-    /// If several consumers share a server, one of them, the maintenance owner, deletes expired cookies; only the owner's setting applies.
     #[arg(
         long,
         value_name = "MODE",
@@ -266,7 +264,7 @@ pub struct MaintenanceArgs {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
 
-    /// IANA time zone of the expiry and compaction windows, or `system` for the zone of the machine
+    /// IANA time zone of the expiry and compaction windows, or `system` (the machine's zone)
     #[arg(
         long,
         group = RELOADED,
@@ -285,7 +283,7 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port, for requests with one of these tokens
+    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub cookies_token_file: String,
 

@@ -37,7 +37,7 @@ pub(super) struct ApiArgs {
 /// Limits of the API.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct ApiLimits {
-    /// Number of nodes whose confirmation of a stored deletion the API awaits before it responds, for up to two seconds
+    /// Number of nodes whose confirmation of a stored deletion the API awaits, for up to two seconds
     ///
     /// If fewer nodes have confirmed by then, the response contains "at_risk": true, because a crash of the producer may lose the deletion.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]

@@ -99,11 +99,11 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// ID of this producer: unique among all producers, and the same after a restart [default: HOSTNAME:GRPC_PORT]
+    /// Producer ID, unique among all producers; must stay the same across restarts [default: HOSTNAME:GRPC_PORT]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
-    /// Directory for the epoch history, a record of the producer's earlier runs; `none` keeps no history
+    /// Directory for the epoch history (a record of earlier runs), or `none`
     ///
     /// After a restart, consumers learn from this history how many cookies they missed. The directory must be in memory (tmpfs), and the
     /// same for every run of a producer.
@@ -131,7 +131,7 @@ pub struct Retention {
     )]
     pub log_bytes: usize,
 
-    /// Seal a chunk (a block of cookies) at this size: a sealed chunk takes no more cookies and is sent to subscribers
+    /// Seal a chunk (a block of cookies) at this size; then the chunk is sent
     #[arg(
         long,
         value_name = "BYTES",
@@ -154,7 +154,7 @@ pub struct Retention {
     )]
     pub queue_cookies: usize,
 
-    /// Time for which the producer keeps a disconnected subscriber's position in the log
+    /// Time to keep the log position of a disconnected subscriber
     #[arg(
         long,
         group = RELOADED,
@@ -192,7 +192,7 @@ pub struct ResourceLimits {
     )]
     pub subscribers: usize,
 
-    /// Maximum bytes in flight to all subscribers: handed to connections, but not yet written. They use memory in addition to --log-bytes
+    /// Maximum bytes in flight (handed to connections, but not yet written); they are not part of --log-bytes
     ///
     /// Above this, stalled subscribers are disconnected first, then those with the most bytes in flight. Minimum: 256 KiB plus 3 chunks.
     #[arg(

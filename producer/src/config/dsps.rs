@@ -19,8 +19,8 @@ use crate::{
 pub(super) struct DspsArgs {
     /// TOML file with DSP contracts: permitted buyer uids, responses and rate limits [default: none; all DSPs and buyer uids are accepted]
     ///
-    /// The file is reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series; all other DSPs
-    /// are counted as `other`. Validate a file with `producer contracts check FILE`.
+    /// The file is reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series. Validate a
+    /// file with `producer contracts check FILE`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 

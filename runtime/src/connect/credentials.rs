@@ -32,7 +32,7 @@ pub struct SecurityArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub tls_server_name: String,
 
-    /// File with the bearer token to send to the producers, on the first line. Further tokens are ignored, so a producer's file can be used
+    /// File with the bearer token for the producers; of several lines, only the first is used
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 }

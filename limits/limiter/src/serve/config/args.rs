@@ -149,7 +149,7 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) counters_memory: usize,
 
-    /// Maximum lifetime of a restriction derived from a partner's response, such as one with Retry-After
+    /// Maximum lifetime of a restriction derived from a partner's response
     #[arg(
         long,
         value_name = "TIME",
