@@ -31,7 +31,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
     let http_connection = with_tls(edge::CONNECTION_BYTES, config.security.is_http_encrypted());
     let grpc_connection = with_tls(server::CONNECTION_BYTES, config.security.is_encrypted());
     [
-        component("cookies", "`--log-bytes`", 1, config.retention.log_bytes),
+        component("log", "`--log-bytes`", 1, config.retention.log_bytes),
         component(
             "bytes in flight to slow subscribers",
             "`--in-flight-bytes`",
@@ -63,7 +63,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
             streams::SUBSCRIBER_BYTES,
         ),
         component(
-            "messages of `GetCookies`",
+            "cached messages for `GetCookies` clients",
             "96 times `--chunk-bytes`",
             // Short cookies take up to a third more bytes as separate messages than in a chunk.
             streams::CACHED_CHUNKS_MAX * 3 / 2,
@@ -81,7 +81,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
             usize::from(config.api.address.is_some()),
             api::MEMORY_BYTES,
         ),
-        component("process", "64 MiB", 1, PROCESS_BYTES),
+        component("program, threads and metrics", "64 MiB", 1, PROCESS_BYTES),
     ]
 }
 

@@ -22,7 +22,7 @@ pub struct OriginArgs {
     /// Seed of content, delays and errors.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps of --step-requests.
+    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps (see --step-requests).
     #[arg(long, default_value = "0s", value_name = "TIME", value_delimiter = ',', value_parser = time)]
     pub delay: Vec<Duration>,
     /// Standard deviation of the delays. They are normally distributed around --delay, and differ from it by at most three deviations.

@@ -78,8 +78,8 @@ pub struct Network {
     #[arg(long, value_name = "NETWORK", value_delimiter = ',', value_parser = parse_network)]
     pub proxy_protocol_from: Vec<std::option::Option<IpNet>>,
 
-    /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, and a redirect to
-    /// the same request) or `mint-partitioned` (like `mint`, with the cookie attribute Partitioned)
+    /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, and a redirect that
+    /// repeats the request) or `mint-partitioned` (like `mint`, with the cookie attribute Partitioned)
     ///
     /// A match is recorded only if the browser then returns the HTTP cookie.
     #[arg(

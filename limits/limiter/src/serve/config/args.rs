@@ -44,7 +44,7 @@ pub struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
     pub listen: SocketAddr,
 
-    /// Token file. If set, every request must present a token
+    /// File with tokens. If set, every request must present one
     ///
     /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512
     /// bytes. Without a token file, --listen must be a loopback address.
