@@ -222,8 +222,7 @@ async fn all(mut tasks: JoinSet<()>) -> Result<()> {
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
             tasks.detach_all();
-            return Err(error)
-                .context("a maker, a worker or the mirror of the job bucket ended unexpectedly");
+            return Err(error).context("a task that reads or processes jobs ended unexpectedly");
         }
     }
     Ok(())

@@ -150,7 +150,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::NOT_FOUND, ""));
         }
         let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
-        let from = from.map_err(|_| invalid("`from`: use the value of `next` in a response"))?;
+        let from = from.map_err(|_| invalid("`from`: use `next` from an earlier response"))?;
         let permit = permit(&LARGE_RESPONSES).await;
         let mut results = engine.results(id, from).await.map_err(broker)?;
         let (mut bytes, mut next) = (Vec::new(), from);

@@ -176,7 +176,7 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
         return Err("at least half of a batch failed");
     }
     if is_part(gone) && 2 * gone > outcomes.len() {
-        return Err("more than half of a batch is gone");
+        return Err("the origin reports more than half of a batch as gone");
     }
     // URLs that were not requested must not permit further removals.
     let requested = outcomes.len() - count(Outcome::Unexpected);

@@ -86,7 +86,7 @@ impl Limiter {
         match response.status() {
             StatusCode::OK => {
                 let body = body(response, RESPONSE_BYTES_MAX).await?;
-                let body: Value = serde_json::from_slice(&body).context("reserve")?;
+                let body: Value = serde_json::from_slice(&body).context("invalid JSON")?;
                 let wait = body["wait"].as_f64().unwrap_or(f64::NAN);
                 let is_valid = (0.0..=f64::from(MAX_WAIT_SECONDS + 1)).contains(&wait);
                 ensure!(is_valid, "reserve returned an invalid wait of {wait} s");

@@ -92,7 +92,7 @@ impl<E: Engine> Maker<E> {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
                 let kept = self.keep_house(&mut last_housekeeping, &mut strays).await;
                 if let Err(error) = taken.and(kept) {
-                    tracing::debug!(error = format!("{error:#}"), "failed to process the jobs");
+                    tracing::debug!(error = format!("{error:#}"), "failed to start or end jobs");
                 }
             }
             let changed = timeout(TICK, changes.changed());

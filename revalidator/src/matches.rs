@@ -157,7 +157,7 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
     let writes = results.iter().filter_map(note).map(async |(key, value)| {
         // Without the note, the match is checked again by the next job.
         let put = engine.put(Bucket::Matches, &key, value).await;
-        let failed = put.map_err(|error| tracing::debug!(%error, "failed to write a note"));
+        let failed = put.map_err(|error| tracing::debug!(%error, "failed to store a check result"));
         u64::from(failed.is_err())
     });
     join_all(writes.collect::<Vec<_>>()).await.iter().sum()

@@ -52,7 +52,7 @@ impl<'de> Deserialize<'de> for AllowDelete {
             (Some(false), _) | (_, Some("none")) => Ok(Self::None),
             (Some(true), _) | (_, Some("partial")) => Ok(Self::Partial),
             (_, Some("all")) => Ok(Self::All),
-            _ => Err(de::Error::custom("use none, partial or all")),
+            _ => Err(de::Error::custom("use `none`, `partial` or `all`")),
         }
     }
 }

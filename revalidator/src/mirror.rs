@@ -124,7 +124,7 @@ impl Mirror {
             tracing::debug!(
                 job,
                 error = format!("{error:#}"),
-                "failed to publish, retrying"
+                "failed to publish a batch or a result, retrying"
             );
             sleep(RETRY_PAUSE).await;
             if !self.is_open(job) {

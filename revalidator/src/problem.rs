@@ -4,7 +4,7 @@ pub use runtime::problem::Problem;
 
 runtime::problem_kinds! {
     NOT_FOUND NOT_FOUND "not-found"
-        "Unknown job, path, or method of a path"
+        "Unknown job, path or method"
         "See docs/revalidator.md for all paths."
     INVALID UNPROCESSABLE_ENTITY "invalid-request"
         "Invalid request"
@@ -25,7 +25,7 @@ runtime::problem_kinds! {
          checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
-        "Send Authorization: Bearer TOKEN with a token of --token-file."
+        "Send Authorization: Bearer TOKEN with a token from the file --token-file."
     MISDIRECTED MISDIRECTED_REQUEST "misdirected"
         "Cross-site requests and non-loopback hosts are rejected"
         "Use 127.0.0.1, ::1 or localhost as the host."

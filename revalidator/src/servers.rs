@@ -69,7 +69,7 @@ impl Servers {
     /// # Errors
     /// The error of the last server.
     pub async fn call(&self, path: &str, rows: Option<String>) -> Result<Bytes> {
-        let mut failed = anyhow!("no server");
+        let mut failed = anyhow!("no server is configured");
         for url in &self.urls {
             match self.call_one(url, path, rows.clone()).await {
                 Ok(body) => return Ok(body),

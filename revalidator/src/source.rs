@@ -100,7 +100,7 @@ pub fn parse(line: &[u8]) -> Result<Line> {
     line.asset.unused = false;
     let url = &line.asset.url;
     let is_valid = url.len() <= URL_BYTES_MAX && http_url(url).is_some();
-    ensure!(is_valid, "missing or invalid url");
+    ensure!(is_valid, "missing or invalid `url`");
     Ok(line)
 }
 
@@ -166,7 +166,7 @@ impl Lines {
             let length = self.line.trim_ascii().len();
             let error = |what: &str| TooLarge(format!("line {}: {what}", self.number));
             ensure!(length <= max, error("longer than 4096 bytes"));
-            ensure!(self.number <= ASSETS_MAX, error("too many lines"));
+            ensure!(self.number <= ASSETS_MAX, error("over 10 million lines"));
             if count == 0 || length > 0 {
                 return Ok((count > 0).then(|| self.line.trim_ascii()));
             }
@@ -243,7 +243,7 @@ pub fn write_back(
         .map_err(io::IntoInnerError::into_error)?;
     copy.as_file().set_permissions(permissions)?;
     copy.as_file().sync_all()?;
-    ensure!(is_maker(), "another maker has taken over the job");
+    ensure!(is_maker(), "another process has taken over the job");
     copy.persist(path)
         .with_context(|| path.display().to_string())?;
     Ok(())

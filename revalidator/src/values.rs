@@ -32,7 +32,7 @@ pub(crate) fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ho
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {
         let host = Host::parse(text).ok().filter(|_| !text.contains('*'));
-        host.ok_or_else(|| de::Error::custom(format!("{text:?} is not a host, or has a port")))
+        host.ok_or_else(|| de::Error::custom(format!("{text:?}: use a host without port or *")))
     };
     texts.iter().map(parse).collect()
 }

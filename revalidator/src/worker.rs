@@ -128,7 +128,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             state.send_if_modified(|it| std::mem::replace(it, available.clone()) != available);
             let subscribed = self.subscribe(state, last.take()).await;
             let subscribed = subscribed.unwrap_or_else(|error| {
-                tracing::debug!(%error, "failed to subscribe to a job");
+                tracing::debug!(%error, "failed to claim a job");
                 None
             });
             let Some((job, app, lease)) = subscribed else {

@@ -57,7 +57,7 @@ impl Trace {
                 added.with_context(|| format!("line {}: {line:.100}", index + 1))?;
             }
         }
-        ensure!(!trace.calls.is_empty(), "no calls");
+        ensure!(!trace.calls.is_empty(), "the file contains no calls");
         Ok(trace)
     }
 

@@ -15,7 +15,7 @@ use crate::{
 const USER: &str = "{user}";
 
 const TEMPLATE_ERROR: &str =
-    "url: use a URL whose host is in hosts, with {user} in the path or query";
+    "url: use a URL whose host is in `hosts`, with {user} in the path or query";
 
 /// All characters except the unreserved ones of RFC 3986.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -146,7 +146,7 @@ mod tests {
             ),
             ("allow_delete = \"all\"", url, "allow_delete"),
             ("on_failure = \"drop\"", url, "on_failure"),
-            ("assets = \"x\"", url, "kind list"),
+            ("assets = \"x\"", url, "kind `list`"),
             ("", &format!("{url}\ncolour = 1"), "colour"),
             (
                 "",

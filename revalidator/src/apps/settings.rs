@@ -21,8 +21,8 @@ const NAME_BYTES_MAX: usize = 32;
 
 const KIND_ERROR: &str = "kind: `cookies` requires the table `cookies`; `list` does not permit it";
 const LIST_ERROR: &str =
-    "assets, contents, normalize, prune_after and on_failure are only for kind list";
-const DELETE_ERROR: &str = "allow_delete: with kind cookies, use none or partial";
+    "`assets`, `contents`, `normalize`, `prune_after` and `on_failure` are only for kind `list`";
+const DELETE_ERROR: &str = "allow_delete: with kind `cookies`, use `none` or `partial`";
 const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
 const GONE_ERROR: &str = "gone_on: use statuses from 400 to 499, except 401, 403, 407, 408 and 429";
 
@@ -145,7 +145,7 @@ impl AppSettings {
         let is_listed = |host: &Host| self.hosts.is_empty() || self.hosts.contains(host);
         let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
         let has_assets = self.assets.is_some() || has_matches;
-        check(is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -");
+        check(is_name(name), "name: use 1 to 32 characters (a-z, 0-9, -)");
         check(self.kind == kind, KIND_ERROR);
         check(!has_matches || !is_of_list, LIST_ERROR);
         check(can_delete, DELETE_ERROR);
@@ -155,10 +155,10 @@ impl AppSettings {
         check(needed.contains(&self.workers), "workers: use 1 to 64");
         check(!self.hosts.is_empty(), "hosts: list at least one host");
         let are_listed = self.http_hosts.iter().all(is_listed);
-        check(are_listed, "http_hosts: also list each host in hosts");
+        check(are_listed, "http_hosts: also list each host in `hosts`");
         check(self.gone_on.iter().all(is_gone_status), GONE_ERROR);
         let can_fire = self.schedule.is_none() || has_assets;
-        check(can_fire, "schedule: requires assets");
+        check(can_fire, "schedule: requires `assets`");
         let is_limit = self.limit.as_deref().is_none_or(is_counter);
         check(is_limit, "limit: use LIMIT/COUNTER");
         let found = self.cookies.as_ref();

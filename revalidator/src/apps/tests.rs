@@ -178,6 +178,6 @@ fn hosts_have_no_port_scheme_or_wildcard() {
     ] {
         let text = format!("[apps.a]\nkind = \"list\"\nhosts = [{host:?}]\n");
         let errors = Apps::parse(&text).unwrap_err().join("\n");
-        assert!(errors.contains("not a host"), "{host}: {errors}");
+        assert!(errors.contains("use a host"), "{host}: {errors}");
     }
 }

@@ -60,7 +60,7 @@ impl Nats {
             .connection_timeout(TIMEOUT)
             .request_timeout(Some(TIMEOUT));
         let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
-        let client = options.connect(urls).await.context("NATS")?;
+        let client = options.connect(urls).await.context("connecting to NATS")?;
         let max = client.max_payload();
         ensure!(
             max >= MESSAGE_BYTES_MAX,

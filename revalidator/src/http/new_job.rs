@@ -72,11 +72,11 @@ impl JobRequest {
             return Err(invalid("revalidatorsNeeded: use 1 to 64"));
         }
         if self.allow_delete > app.settings.allow_delete {
-            return Err(invalid("allowDelete: the application does not permit it"));
+            return Err(invalid("allowDelete: not permitted by the application"));
         }
         let removes_all = self.allow_delete == AllowDelete::All;
         if removes_all && self.confirm.as_deref() != Some(&app.name) {
-            return Err(invalid("confirm: use the name of the application"));
+            return Err(invalid("confirm: repeat the name of the application"));
         }
         if !(0.0..=1.0).contains(&self.filter.sample.unwrap_or(0.0)) {
             return Err(invalid("filter.sample: use 0 to 1"));
@@ -140,12 +140,12 @@ impl<E: Engine> Api<E> {
         let mut checked = Vec::new();
         if has_matches && (is_check || received.is_some()) {
             return Err(invalid(
-                "app: its assets are read from nodes; use a job with filter.prefix",
+                "app: matches are read from nodes only; create a job with `filter.prefix`",
             ));
         } else if is_check {
             checked = self.check_assets(&request)?;
         } else if !request.assets.is_empty() {
-            return Err(invalid("assets: only for POST /v1/revalidate"));
+            return Err(invalid("assets: permitted only in POST /v1/revalidate"));
         } else if received.is_none() && !has_matches {
             let list = app.settings.assets.as_deref();
             let none = "app: no assets file is set: send the assets as application/x-ndjson";
@@ -155,7 +155,7 @@ impl<E: Engine> Api<E> {
         let has_keys = received.as_ref().is_some_and(|body| body.has_keys);
         let has_keys = has_keys || checked.iter().any(Asset::has_key);
         if has_keys && job.allow_delete != AllowDelete::None {
-            let keys = "allowDelete: the key of each asset must be its URL";
+            let keys = "allowDelete: requires that the key of each asset is its URL";
             return Err(invalid(keys));
         }
         let engine = self.engine()?;
@@ -165,7 +165,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::TOO_MANY, "too many open jobs").retry_after(60));
         }
         if received.is_some() && self.bodies.is_none() {
-            return Err(invalid("--no-maker is set: use the API of another process"));
+            return Err(invalid("--no-maker is set: send assets to another process"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some(body) = &mut received {
@@ -192,7 +192,7 @@ impl<E: Engine> Api<E> {
     fn check_assets(&self, request: &JobRequest) -> Result<Vec<Asset>, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
-            return Err(invalid("assets: use 1 to 100; allowDelete: not `all`"));
+            return Err(invalid("use 1 to 100 assets; allowDelete cannot be `all`"));
         }
         let budget = self.budget.lock();
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {

@@ -193,7 +193,7 @@ fn half_of_a_batch_failed_suspends() {
 #[test]
 fn a10_more_than_half_gone_suspends_and_less_is_braked() {
     use Outcome::{Fresh, Gone};
-    let suspended = Err("more than half of a batch is gone");
+    let suspended = Err("the origin reports more than half of a batch as gone");
     let judged = |gone, fresh, brake| judge(&outcomes(&[(Gone, gone), (Fresh, fresh)]), 1, brake);
     assert_eq!(judged(100, 0, 0.2), suspended);
     assert_eq!(judged(51, 49, 1.0), suspended);

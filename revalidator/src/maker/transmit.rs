@@ -75,7 +75,7 @@ impl<E: Engine> Maker<E> {
             let next = source.next(selection.clone()).await;
             // The error omits the cursor, which can be the id of a user.
             let ((assets, cursor), rest) = next.with_context(|| {
-                format!("failed to read assets after batch {}", sent.batch_count)
+                format!("failed to read assets after {} batches", sent.batch_count)
             })?;
             source = rest;
             let is_resumable = cursor.is_some();

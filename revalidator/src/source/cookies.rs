@@ -96,7 +96,7 @@ impl<E: Engine> Matches<E> {
         loop {
             let read = self.read_once(next).await;
             if read.is_ok() || Instant::now() >= end {
-                return read.context("no node returned a page");
+                return read.context("failed to read a page of matches");
             }
             sleep(PAUSE).await;
         }
@@ -147,17 +147,17 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     let mut lines: Vec<&[u8]> = body.trim_ascii_end().split(|byte| *byte == b'\n').collect();
     let end = lines.pop().unwrap_or_default();
     let end: Option<End> = serde_json::from_slice(end).ok();
-    let mut end = end.context("a page has no valid last line")?;
+    let mut end = end.context("the node returned a page without a valid last line")?;
     let matches = lines.into_iter().map(serde_json::from_slice);
     let matches: Option<Vec<Match>> = matches.map(Result::ok).collect();
-    let matches = matches.context("a page has an invalid line")?;
+    let matches = matches.context("the node returned a page with an invalid line")?;
     // Only valid user ids may reach partners and producers.
     let is_later = |it: &String| is_user_id(it.as_bytes()) && **it > *next;
     ensure!(
         matches.len() <= ROWS_MAX
             && matches.iter().all(|it| is_user_id(it.u.as_bytes()))
             && end.next.iter().all(is_later),
-        "a page has too many rows, an invalid user id or an invalid next position"
+        "the node returned a page with too many rows, an invalid user id or an invalid `next`"
     );
     end.as_of = end.as_of.min(unix_micros() / 1000 - CLOCK_MARGIN_MS);
     Ok((matches, end))

@@ -158,7 +158,7 @@ async fn a9_origin_that_is_down_for_a_day_cancels_the_job() {
 #[tokio::test(start_paused = true)]
 async fn a10_origin_without_any_object_or_permission_removes_nothing() {
     for (status, reason) in [
-        (404, "more than half of a batch is gone"),
+        (404, "the origin reports more than half of a batch as gone"),
         (
             401,
             "the origin refused at least half of a batch (401, 403 or 407)",

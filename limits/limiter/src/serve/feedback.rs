@@ -29,9 +29,9 @@ pub(super) struct FeedbackBody {
 impl FeedbackBody {
     /// Parses the fields at `now`. Malformed fields are ignored, so that a 429 has an effect in any case.
     pub(super) fn feedback(&self, now: u64) -> Result<Feedback, Problem> {
-        let status = self.status.ok_or_else(|| invalid("missing status"))?;
+        let status = self.status.ok_or_else(|| invalid("missing `status`"))?;
         if !(100..=599).contains(&status) {
-            return Err(invalid(format!("invalid status {status}: use 100 to 599")));
+            return Err(invalid(format!("`status` is {status}: use 100 to 599")));
         }
         let text = self.retry_after.as_deref();
         let retry_after = text.and_then(|text| retry_after(text.trim(), now));

@@ -55,7 +55,7 @@ pub fn initial_limits(
     let collection = if has_collection && !saved.is_empty() {
         let corrupt = |_| {
             ConfigErrors(vec![
-                "the limits of the collection saved in --state are corrupt".to_owned(),
+                "the limits of the collection, as saved in --state, are corrupt".to_owned(),
             ])
         };
         serde_json::from_slice(saved).map_err(corrupt)?

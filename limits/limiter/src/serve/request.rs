@@ -161,7 +161,7 @@ impl LimitedCall {
                 }
             }
             Endpoint::Feedback if !query.also.is_empty() => {
-                let why = "`also` is not supported here: report the feedback for each limit";
+                let why = "`also` is not supported here: send separate feedback for each limit";
                 return Err(invalid(why));
             }
             Endpoint::Feedback => CallKind::Feedback(read::<FeedbackBody>(body)?.feedback(now)?),
@@ -304,9 +304,9 @@ impl Query {
             };
             let value = value.parse();
             let value =
-                value.map_err(|_| invalid(format!("invalid {name}: use a whole number")))?;
+                value.map_err(|_| invalid(format!("invalid `{name}`: use a whole number")))?;
             if number.replace(value).is_some() {
-                return Err(invalid(format!("duplicate query parameter {name}")));
+                return Err(invalid(format!("duplicate query parameter `{name}`")));
             }
         }
         Ok(read)
@@ -351,7 +351,7 @@ impl Reserve {
         let max_wait = max_wait.ok().map(|it| it.unwrap_or(MAX_WAIT_DEFAULT));
         max_wait.filter(|it| *it <= MAX_WAIT_BOUND).ok_or_else(|| {
             let bound = MAX_WAIT_BOUND.as_secs();
-            invalid(format!("invalid max_wait: use 0 to {bound} seconds"))
+            invalid(format!("invalid `max_wait`: use 0 to {bound} seconds"))
         })
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn check_unchanged(before: &Rules, after: &Rules) -> Result<(), Confi
     if before.sharing == after.sharing || !(is_exact(before) || is_exact(after)) {
         return Ok(());
     }
-    let error = "sharing: exact sharing cannot change at run time: restart the limiter";
+    let error = "sharing: cannot change from, to or in exact mode at run time: restart the limiter";
     Err(ConfigErrors(vec![error.to_owned()]))
 }
 
@@ -56,7 +56,7 @@ impl Decider {
     /// Creates a decider for this valid `[sharing]` table.
     pub fn new(engine: Arc<Engine>, clock: Arc<Clock>, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
-            tracing::info!("lease mode is for producers; this limiter does not share its limits");
+            tracing::info!("only producers support lease mode; this limiter shares no limits");
         }
         let shared = exact(sharing).and_then(|sharing| {
             let config = Config {
@@ -105,7 +105,7 @@ impl Decider {
     pub fn state(&self) -> Option<Result<String, String>> {
         let shared = self.shared.as_ref()?;
         Some(match shared.counting {
-            _ if shared.exact.is_connected() => Ok("the server decides".to_owned()),
+            _ if shared.exact.is_connected() => Ok("the server decides all calls".to_owned()),
             Counting::GuaranteedShare(members) => Ok(format!(
                 "server unavailable; enforcing 1/{members} of each limit"
             )),

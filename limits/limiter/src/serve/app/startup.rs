@@ -17,7 +17,7 @@ use super::super::{
 };
 
 /// Context of errors that only the operator can resolve.
-const UNUSABLE: &str = "cannot restore the state; restore the directory from a backup, or use another one to start with unused quotas";
+const UNUSABLE: &str = "cannot restore the state; restore the directory from a backup, or use an empty one to start with unused quotas";
 
 /// The decider, the sources of limits, and the saver of the state, if it is kept.
 pub(super) type Restored = (Decider, Arc<LimitSources>, Option<Arc<Saver>>);

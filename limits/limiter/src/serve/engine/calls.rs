@@ -162,7 +162,7 @@ impl EngineState {
             let name = target.limit;
             let limit = self.catalog.get(name).ok_or_else(|| {
                 if self.is_from_call(name) {
-                    let why = format!("calls of {name:?} must provide interval and requests");
+                    let why = format!("{name:?} requires `interval` and `requests` in each call");
                     return CallError::InvalidRule(why);
                 }
                 CallError::UnknownLimit(name.to_owned())

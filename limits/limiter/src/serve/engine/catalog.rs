@@ -57,7 +57,7 @@ pub fn errors(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();
     let count = rules.limits.len();
     if count > LIMITS_MAX {
-        errors.push(format!("too many limits: {count} exceed {LIMITS_MAX}"));
+        errors.push(format!("{count} limits; the maximum is {LIMITS_MAX}"));
     }
     for limit in &rules.limits {
         if limit.name.contains('/') || limit.name.len() > LIMIT_BYTES_MAX {

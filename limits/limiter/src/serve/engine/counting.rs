@@ -64,7 +64,7 @@ pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
     for limit in &rules.limits {
         if limit.from_call {
             errors.push(format!(
-                "limits.{}: from_call is not supported with exact sharing",
+                "limits.{}: `from_call` is not supported in sharing mode `exact`",
                 limit.name
             ));
         }
@@ -77,7 +77,7 @@ pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
             }
             if rule.id.len() > RULE_BYTES_MAX {
                 add(format!(
-                    "the id is too long for exact sharing: use up to {RULE_BYTES_MAX} bytes"
+                    "the id is too long for sharing mode `exact`: use up to {RULE_BYTES_MAX} bytes"
                 ));
             }
             let members = sharing.members_max.unwrap_or(1);

@@ -121,7 +121,7 @@ impl EngineState {
         if !self.is_from_call(base) {
             return Err(match self.catalog.get(base) {
                 Some(_) => CallError::InvalidRule(format!(
-                    "{base:?} has configured rules: omit interval and requests"
+                    "{base:?} has configured rules: omit `interval` and `requests`"
                 )),
                 None => CallError::UnknownLimit(base.to_owned()),
             });

@@ -93,7 +93,7 @@ impl CollectionWatcher {
                         tracing::warn!(
                             collection = %name,
                             why,
-                            "cannot read the collection of limits, retrying; keeping the last limits read"
+                            "cannot read the collection of limits, retrying; keeping the limits that were read last"
                         );
                     }
                     sleep(POLL_INTERVAL).await;
@@ -147,7 +147,7 @@ fn is_replicated(hello: &Document) -> bool {
 /// Returns the name and the definition of a limit.
 fn parse_limit(mut document: Document) -> Result<(String, Table), String> {
     let Some(Bson::String(name)) = document.remove("_id") else {
-        return Err("invalid _id: use a string, the name of the limit".to_owned());
+        return Err("invalid `_id`: use the name of the limit, as a string".to_owned());
     };
     match bson::deserialize_from_document(document) {
         Ok(terms) => Ok((name, terms)),
@@ -163,7 +163,7 @@ fn describe(error: &Error) -> String {
         ErrorKind::ServerSelection { .. } => "no server available".to_owned(),
         ErrorKind::Io(error) => error.to_string(),
         ErrorKind::InvalidArgument { .. } => "invalid connection string".to_owned(),
-        _ => "driver error".to_owned(),
+        _ => "MongoDB driver error".to_owned(),
     }
 }
 

@@ -39,7 +39,7 @@ impl EffectiveLimits {
         let bytes = to_bytes(&collection).len();
         if bytes > BYTES_MAX {
             errors.push(format!(
-                "the collection has {bytes} bytes of limits; the maximum is {BYTES_MAX}"
+                "the collection contains {bytes} bytes of limits; the maximum is {BYTES_MAX}"
             ));
         }
         if !errors.is_empty() {

@@ -61,8 +61,8 @@ async fn counter_keeps_the_rule_of_its_calls_across_a_kill() -> Result<()> {
         "counter partner/one is in use under rule 3/86400s; a different rule is accepted once that usage has expired"
     );
     for (path, status, word) in [
-        ("partner/three/delay", 422, "interval and requests"),
-        ("a/k/delay?interval=1&requests=1", 422, "omit interval"),
+        ("partner/three/delay", 422, "and `requests`"),
+        ("a/k/delay?interval=1&requests=1", 422, "omit `interval`"),
         ("partner/three/delay?interval=1", 400, "provided together"),
         (
             "partner/three/delay?interval=0&requests=1",
