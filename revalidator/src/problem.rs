@@ -20,9 +20,9 @@ runtime::problem_kinds! {
         "The state of the job does not permit this"
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
-        "Too many open jobs, request bodies with assets, or single checks"
-        "Retry later. Limits: 1000 open jobs, 4 request bodies whose assets are not yet transmitted, and 50 assets per second in single \
-         checks."
+        "Too many open jobs, uploads of assets, or single checks"
+        "Retry later. Limits: 1000 open jobs, 4 uploads whose assets are not yet transmitted to workers, and 50 assets per second in \
+         single checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
         "Send Authorization: Bearer TOKEN with a token from the file --token-file."

@@ -16,9 +16,9 @@ const SPREAD_SECONDS_MAX: u64 = 4;
 runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
-        "Only rules with count_refused count the refused call. The detail names the exhausted rule and the next slot. Retry after the \
-         time in Retry-After, or with a larger max_wait. Under a global limit, slots are booked at most 30 s ahead, and a token must \
-         leave as many slots free as it books."
+        "Only rules with `count_refused` count the refused call. The detail names the exhausted rule and the next slot. Retry after the \
+         time in Retry-After, or with a larger `max_wait`. Under a global limit, slots can be booked at most 30 s ahead, and a token \
+         must leave as many slots free as it books."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
         "Check the name of the limit. The operator of the limiter defines the limits; only counters are created on first use."
@@ -48,14 +48,14 @@ runtime::problem_kinds! {
         "Name fewer limits in one call."
     INVALID_RULE UNPROCESSABLE_ENTITY "invalid-rule"
         "Invalid rule for this counter"
-        "Each call under a limit with from_call provides its rule, as interval and requests. While a counter is in use, it accepts only \
-         calls with the same rule. The detail names the error."
+        "Each call under a limit with `from_call` contains its rule: `interval` and `requests`. While a counter is in use, it accepts \
+         only calls with the same rule. The detail names the error."
     TOO_EARLY UNPROCESSABLE_ENTITY "too-early"
         "The reported time is in the future"
         "The calls were not counted. Compare your clock with `now` in a response."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
-        "Send Authorization: Bearer TOKEN with a token of the limiter's token file."
+        "Send Authorization: Bearer TOKEN with a token from the limiter's token file."
     FORBIDDEN FORBIDDEN "forbidden"
         "The token does not grant access to this limit"
         "The token file of the limiter lists the limits of each token. The operator of the limiter can add the limit."
