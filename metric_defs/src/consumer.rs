@@ -8,7 +8,7 @@ use crate::{MetricDef, buckets};
 
 pub const RECEIVED: MetricDef = MetricDef::counter(
     "consumer_received_total",
-    "Cookies received. received + recovered = written + superseded + suppressed + stale + deletions + deleted on arrival + failed + skipped at drain + waiting + in the retry queue.",
+    "Cookies received. received + retry queue recovered = written + superseded + suppressed + stale + deletions + deleted on arrival + failed + drain skipped + waiting + retry queue.",
 );
 pub const WRITTEN: MetricDef = MetricDef::counter(
     "consumer_written_total",
@@ -44,7 +44,7 @@ pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
-    "Deletions of whole DSPs in progress.",
+    "Unfinished deletions of all cookies of a DSP.",
 );
 pub const FAILED: MetricDef = MetricDef::counter(
     "consumer_failed_total",
@@ -57,7 +57,7 @@ pub const RETRY_QUEUE_RECOVERED: MetricDef = MetricDef::counter(
 );
 pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_cookies",
-    "Cookies in the retry queue, because the database of their DSP is failing or being created.",
+    "Cookies in the retry queue. The database of their DSP is failing or being created.",
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
@@ -89,7 +89,7 @@ pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
     "consumer_producer_lag_cookies",
-    "Cookies of this producer that are not yet durable on this node, up to the newest sequence number received or announced in `Hello`.",
+    "Cookies that this producer has sent, or announced at the start of the stream, and that are not yet durable on this node.",
 )
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
@@ -99,7 +99,7 @@ pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
     "consumer_cursor_sequence",
-    "Newest durable sequence number of each producer.",
+    "Newest sequence number of each producer that is durable on this node.",
 )
 .by(&["producer"]);
 
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts, by the number of cookies that this consumer lost: none, known (exact), at most a known number (bounded), or unknown. Producers that did not return count as unknown.",
+    "Producer restarts, by what is known about this consumer's loss: nothing was lost (none), the exact number (exact), only a maximum (bounded), or no number (unknown). A producer that ended uncleanly and never returned counts as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -133,19 +133,19 @@ pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const RECEIVED_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_received_seconds",
-    "Time per cookie from acceptance at the edge (or release from a limit, if later) to receipt.",
+    "Time per cookie from acceptance by the producer (or release from a limit, if later) to receipt.",
     buckets::DELIVERY_SECONDS,
 );
 pub const PRODUCERS_CONNECTED: MetricDef =
     MetricDef::gauge("consumer_producers_connected", "Open streams to producers.");
 pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
     "consumer_address_connected",
-    "1 while the stream from this address is open.",
+    "1 while the stream from the producer at this address is open.",
 )
 .by(&["address"]);
 pub const STREAM_VIOLATIONS: MetricDef = MetricDef::counter(
     "consumer_stream_violations_total",
-    "Streams closed because of a protocol violation, such as a `Goodbye` message before all cookies arrived.",
+    "Streams closed because of a protocol violation, such as a final `Goodbye` message before all cookies arrived.",
 );
 pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
     "consumer_unknown_events_total",
@@ -153,7 +153,7 @@ pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
 );
 pub const CONTRACT_TTL_DSPS: MetricDef = MetricDef::gauge(
     "consumer_contract_ttl_dsps",
-    "DSPs with a time to live from producers' contracts; 0 without --ttl-floor.",
+    "DSPs whose time to live comes from producers' contracts; 0 without --ttl-floor.",
 );
 pub const DUPLICATE_PRODUCER_IDS: MetricDef = MetricDef::counter(
     "consumer_duplicate_producer_ids_total",
@@ -165,19 +165,19 @@ pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Upper bound on cookies lost in uncertain restarts. Restarts without a known bound are not included.",
+    "Maximum number of cookies lost in producer restarts for which only this maximum is known.",
 );
 
 // Batches and the store.
 
 pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
     "consumer_dead_letters_total",
-    "Dead letters by outcome: written to the file, or failed.",
+    "Dead letters (cookies that cannot be stored) by outcome: written to the dead-letter file, or failed to be written.",
 )
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies whose time was more than 5 minutes ahead of this host's clock, and was reduced to 5 minutes ahead.",
+    "Cookies whose acceptance time was more than 5 minutes ahead of this host's clock, and was set to 5 minutes ahead.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");
@@ -188,12 +188,12 @@ pub const BATCH_COOKIES: MetricDef = MetricDef::histogram(
 );
 pub const FLUSH_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_flush_seconds",
-    "Time until the store made a batch durable, including retries.",
+    "Time from the receipt of a batch by the writer until the batch is durable, including retries.",
     buckets::DELIVERY_SECONDS,
 );
 pub const STORED_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_stored_seconds",
-    "Time per cookie from acceptance at the edge (or release from a limit, if later) to durable storage.",
+    "Time per cookie from acceptance by the producer (or release from a limit, if later) to durable storage.",
     buckets::DELIVERY_SECONDS,
 );
 pub const STORE_ERRORS: MetricDef =
@@ -210,7 +210,7 @@ pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producer drains (clean shutdowns) after which every cookie sent was stored, or reported as lost.",
+    "Producer drains (clean shutdowns) after which this consumer had stored every cookie, or counted it as lost.",
 );
 
 // Maintenance.
@@ -221,7 +221,7 @@ pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, it is an upper bound. Up to one day is normal.",
+    "Time since the oldest stored cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, it is an upper bound. Up to one day is normal.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -246,7 +246,7 @@ pub const EXPIRED: MetricDef = MetricDef::counter(
 );
 pub const SWEPT: MetricDef = MetricDef::counter(
     "consumer_swept_total",
-    "Cookies scanned by the sweeps of --expiry sweep.",
+    "Cookies scanned by expiry sweeps (--expiry sweep).",
 );
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_remaining_cookies",
@@ -267,8 +267,7 @@ pub const COMPACTIONS: MetricDef = MetricDef::counter(
 );
 pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "consumer_maintenance_errors_total",
-    "Failed expiry runs, compactions and deletions of cursors.",
+    "Failed expiry runs, failed compactions, and failed deletions of unused cursors.",
 );
 
-const LAST_RUN: &str =
-    "Unix time in seconds of the last run without errors in the window; 0 if there was none.";
+const LAST_RUN: &str = "Unix time in seconds at which the last expiry or compaction run without errors ended; 0 if there was none.";

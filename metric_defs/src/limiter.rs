@@ -12,20 +12,20 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =
-    MetricDef::counter("limiter_delays_total", "Queries for the delay of a call.").by(LIMIT);
+    MetricDef::counter("limiter_delays_total", "Queries for a call's start time.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
-    "Calls reported through increment, by outcome: counted, without effect (too_old), or rejected because they are in the future (too_early).",
+    "Calls that clients reported with `increment`, by outcome: counted, too old to have an effect (too_old), or rejected because their time is in the future (too_early).",
 )
 .by(&["limit", "outcome"]);
 pub const OUTBOUND_429: MetricDef = MetricDef::counter(
     "limiter_outbound_429_total",
-    "Partner responses with status 429, as reported through feedback.",
+    "Partner responses with status 429 that clients reported with `feedback`.",
 )
 .by(LIMIT);
 pub const FEEDBACK_APPLIED: MetricDef = MetricDef::counter(
     "limiter_feedback_applied_total",
-    "Partner responses that added a restriction.",
+    "Reported partner responses that restricted a counter.",
 )
 .by(LIMIT);
 pub const RESTRICTED_COUNTERS: MetricDef = MetricDef::gauge(
@@ -35,12 +35,12 @@ pub const RESTRICTED_COUNTERS: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const QUOTA_USED: MetricDef = MetricDef::gauge(
     "limiter_quota_used_ratio",
-    "Highest fraction of the quota that any counter of a limit has used, for windows of one hour or more. Above 1 while calls wait for later quota.",
+    "Highest fraction of its quota that any counter of a limit has used, for windows of one hour or more. Waiting calls count as used quota, so it can exceed 1.",
 )
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters in use under a limit, one for each key and rule.",
+    "Counters of a limit in use, one for each key and rule.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
@@ -51,12 +51,12 @@ pub const COUNTERS_MAX: MetricDef = MetricDef::gauge(
 );
 pub const LIMITS: MetricDef = MetricDef::gauge(
     "limiter_limits",
-    "Limits in effect, by source: file or collection.",
+    "Limits in effect, by source: the limits file, or the MongoDB collection (--limits-collection).",
 )
 .by(&["source"]);
 pub const COLLECTION_AGE: MetricDef = MetricDef::gauge(
     "limiter_collection_age_seconds",
-    "Time since the limits collection was last read, or since startup. Absent without a collection.",
+    "Time since the MongoDB collection with limits was last read, or since startup. Absent without --limits-collection.",
 );
 pub const VERSION: MetricDef = MetricDef::gauge(
     "limiter_limits_version",
@@ -73,7 +73,7 @@ pub const REQUESTS: MetricDef = MetricDef::counter(
 .by(&["call", "status"]);
 pub const PROBLEMS: MetricDef = MetricDef::counter(
     "limiter_problems_total",
-    "Problem responses, by problem type. counter-limit-reached means that all counters (--counters) are in use.",
+    "Error responses, by problem type. counter-limit-reached means that all counters (--counters) are in use.",
 )
 .by(&["problem"]);
 pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(
@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Calls under shared limits, by what decided them: the server, the guaranteed share that the limiter uses while the server is unavailable (share), or nothing, so that they were refused (none).",
+    "Calls under shared limits, by what decided them: the server, the guaranteed share that the limiter uses while the server is unavailable (share), or neither, so that the call was refused (none).",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
@@ -98,5 +98,5 @@ pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
 );
 pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
-    "Lag of the system clock behind the limiter's monotonic clock.",
+    "Time by which the system clock is behind the limiter's own clock, which never runs backward.",
 );

@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Matches accepted only because the contract or the privacy check is set to `observe`, by DSP and reason for a refusal.",
+    "Accepted matches that would be refused if the contract or the privacy check were not set to `observe`, by DSP and reason.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(
@@ -66,7 +66,7 @@ pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks closed, by reason: they were full (size), they were old enough to be sent (age), or the producer drained (drain).",
+    "Chunks sealed (made ready to be sent), by reason: the chunk was full (size) or old enough (age), or the producer drained (drain).",
 )
 .by(&["reason"]);
 
@@ -85,7 +85,7 @@ pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies",
-    "Cookies that are ready to be sent (in closed chunks), but not yet handed to the subscriber's stream.",
+    "Cookies that are ready to be sent (in sealed chunks), but not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
@@ -95,12 +95,12 @@ pub const LAG_MAX: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_seconds",
-    "Age of the oldest cookie that is ready to be sent (in a closed chunk), but not yet handed to the subscriber's stream.",
+    "Age of the oldest cookie that is ready to be sent (in a sealed chunk), but not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_APPENDED: MetricDef = MetricDef::counter(
     "producer_subscriber_appended_cookies_total",
-    "Cookies appended to the log since the subscriber joined. Equals delivered - undelivered + lost - recovered + queued.",
+    "Cookies appended to the log since the subscriber joined. Equals (delivered - undelivered) + (lost - recovered) + queued.",
 )
 .by(SUBSCRIBER);
 pub const DELIVERED: MetricDef = MetricDef::counter(
@@ -120,12 +120,12 @@ pub const UNDELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const RECOVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_recovered_cookies_total",
-    "Cookies that were counted as lost, but delivered later, because the subscriber resumed from an older cursor.",
+    "Cookies that were counted as lost, but delivered later, because the subscriber resumed from an earlier position.",
 )
 .by(SUBSCRIBER);
 pub const QUEUED: MetricDef = MetricDef::gauge(
     "producer_subscriber_queued_cookies",
-    "Cookies in the log that are neither delivered to the subscriber nor lost, including those in chunks that are still open.",
+    "Cookies in the log that are neither delivered to the subscriber nor lost, including those in chunks that are not yet sealed.",
 )
 .by(SUBSCRIBER);
 pub const SENT_BYTES: MetricDef = MetricDef::counter(
@@ -145,7 +145,7 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
     "producer_subscriber_disconnects_total",
-    "Streams of the subscriber closed because the bytes in flight on all streams exceeded their limit.",
+    "Streams of the subscriber that the producer closed because too many bytes were in flight on all streams together.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_LOST: MetricDef = MetricDef::counter(
@@ -172,11 +172,11 @@ pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
 
 pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_bytes",
-    "Bytes in flight: handed to streams and not yet released by their connections.",
+    "Bytes in flight: handed to streams, but not yet written to the network or dropped.",
 );
 pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_limit_bytes",
-    "Bytes in flight above which the slowest subscribers are disconnected.",
+    "Bytes in flight above which the producer closes streams: first stalled ones, then those with the most bytes in flight.",
 );
 pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
     "producer_grpc_calls_refused_total",
@@ -202,7 +202,7 @@ pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
 
 pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
     "producer_epoch_history_recorded",
-    "1 while the epoch history is recorded. Losses from a crash then have a known maximum.",
+    "1 while the epoch history (the last sequence number of each run) is recorded. The loss from a crash then has a known maximum.",
 );
 
 // DSP limits.
@@ -217,12 +217,12 @@ pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log: at their release time (scheduled), or earlier (early) because of a shutdown or a changed limit.",
+    "Cookies released into the log, by timing: when the limit permitted it (scheduled), or before (early) because of a shutdown or a changed limit.",
 )
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
     "producer_limits_superseded_cookies_total",
-    "Queued cookies superseded by a newer one of the same user and DSP.",
+    "Queued cookies superseded by a newer cookie of the same user and DSP.",
 )
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
@@ -262,12 +262,12 @@ pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Cookies that exceeded a rule on arrival, by outcome: the required wait was within the maximum (delayed) or exceeded it (refused). In modes police and observe, the maximum is 0.",
+    "Cookies that exceeded a rule on arrival, by outcome: the required wait was at most max_wait (delayed), or longer (refused). In modes police and observe, all of them count as refused.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
-    "Cookies that became dead letters: older than max_age at their release time (age), or expected to wait beyond max_age (wait).",
+    "Cookies that became dead letters, by reason: older than max_age at their release time (age), or expected to be older after their wait (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
@@ -288,12 +288,12 @@ pub const SHARING_SHARE: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHARING_SUM: MetricDef = MetricDef::gauge(
     "producer_limit_share_sum",
-    "Sum of all shares of a shared limit, as last reported by the server. It must never exceed 1.",
+    "Sum of the shares of all producers in a shared limit, as last reported by the Redis server. It must never exceed 1.",
 )
 .by(LIMIT);
 pub const SHARING_STATE: MetricDef = MetricDef::gauge(
     "producer_limits_lease",
-    "State of this producer's shares: 1 for the current state, 0 for the others.",
+    "State of this producer's shares in the shared limits: 1 for the current state, 0 for the other states.",
 )
 .by(LEASE_STATE);
 pub const API_REQUESTS: MetricDef = MetricDef::counter(
@@ -308,7 +308,7 @@ pub const API_ROWS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
     "producer_deletions_total",
-    "Deletions appended to the log, by scope: all cookies of a user, a user's cookie of one DSP (pair), or all cookies of a dsp; or by source: a bulk request, or the opt-out page (optout).",
+    "Deletions appended to the log. Single requests, by what they delete: all cookies of a user (user), a user's cookie of one DSP (pair), or all cookies of a DSP (dsp). Others, by source: bulk requests (bulk) or the opt-out page (optout).",
 )
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
@@ -317,15 +317,15 @@ pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
 );
 pub const LAST_DELETION: MetricDef = MetricDef::gauge(
     "producer_last_deletion_sequence",
-    "Sequence number of the newest deletion in the log; 0 if there is none in this epoch.",
+    "Sequence number of the newest deletion in the log; 0 if there is none in this epoch (run of the producer).",
 );
 pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
     "producer_newest_deletion_unknown_nodes",
-    "Nodes that may have missed the newest deletion (`unknown` in its receipt).",
+    "Nodes that may have missed the newest deletion (listed as `unknown` in its receipt).",
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
-    "Newest sequence number that the subscriber has confirmed as durable in this epoch. Reported only for `Subscribe` calls.",
+    "Newest sequence number of this epoch (run of the producer) that the subscriber has confirmed as durable. Reported only for `Subscribe` calls.",
 )
 .by(SUBSCRIBER);
 pub const APPLIED: MetricDef = MetricDef::gauge(

@@ -9,7 +9,7 @@ const JOB: &[&str] = &["job", "app"];
 
 pub const REQUESTS: MetricDef = MetricDef::counter(
     "revalidator_requests_total",
-    "Checks of assets at their origin, by outcome. Repeated checks are included.",
+    "Checks of assets (cached objects) at their origin server, by outcome. Repeated checks are included.",
 )
 .by(&["app", "outcome"]);
 pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
@@ -25,7 +25,7 @@ pub const CONCURRENCY: MetricDef = MetricDef::gauge(
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
     "revalidator_removed_total",
-    "Objects removed because the origin no longer has them, they are unused, their requests failed twice (on_failure = \"drop\"), or their job removes all objects.",
+    "Objects removed because the origin reported them as gone, they were unused (prune_after), their requests failed twice (on_failure = \"drop\"), or their job removes all objects.",
 )
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
@@ -39,24 +39,24 @@ pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
 );
 pub const NOTES_FAILED: MetricDef = MetricDef::counter(
     "revalidator_notes_failed_total",
-    "Records (notes) of confirmed or missing matches that could not be written, because their NATS bucket is full or NATS is unavailable.",
+    "Check results of confirmed or missing matches (notes) that could not be stored, because their NATS bucket is full or NATS is unavailable.",
 );
 pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
-    "Invalid messages that were ignored.",
+    "Invalid NATS messages that were ignored.",
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, only the oldest job is transmitted to workers. 0 with --no-maker.",
+    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, workers receive only assets of the oldest job. 0 with --no-maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
-    "Jobs by state, including ended jobs that are kept.",
+    "Jobs by state, including ended jobs that are not yet deleted.",
 )
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of a job that have been transmitted to workers. Single checks and jobs that are finished or acknowledged have no series.",
+    "Assets of a job that have been sent to workers. Single checks, finished jobs and acknowledged jobs have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(

@@ -129,14 +129,14 @@ impl Metrics {
     /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
         let of_port = |metric: MetricDef| metric.of(&format!("{process}_{port}"));
-        let open = MetricDef::gauge("connections", "Open connections on the port in the name.");
+        let open = MetricDef::gauge("connections", "Open connections on this metric's port.");
         let accepted = MetricDef::counter(
             "connections_accepted_total",
-            "Connections accepted on the port in the name of the metric.",
+            "Connections accepted on the port that the metric's name contains.",
         );
         let closed = MetricDef::counter(
             "connections_closed_total",
-            "Connections closed by this process on the port in the name of the metric, by reason.",
+            "Connections that this process closed on the port that the metric's name contains, by reason.",
         );
         let metrics = Self {
             connections: registry.add(of_port(open))?,

@@ -132,7 +132,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "revalidator_job_resume_unix_seconds",
         "reason",
-        "the reason up to its first colon, at most 100 characters, or empty",
+        "why the job is in this state (the text up to the first colon, at most 100 characters), or empty",
     ),
     label(
         "",
@@ -154,7 +154,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_dsp_cookies_total",
         "outcome",
-        "`accepted`, or the outcome of a rejection as in `producer_edge_requests_total`",
+        "`accepted`, or why the request was rejected, as in `producer_edge_requests_total`",
     ),
     label(
         "producer_dsp_would_refuse_total",
@@ -181,16 +181,31 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_subscriber_lag_seconds",
-        "0 without such a cookie.",
+        "0 if there is no such cookie.",
+    ),
+    (
+        "producer_subscriber_lost_cookies_total",
+        "`lag_limit`: the subscriber lagged by more than `--queue-cookies`. `evicted`: it lagged or was disconnected for longer \
+         than the log retains cookies.",
+    ),
+    (
+        "producer_streams_without_age_support",
+        "A [cookie age](stream.md#cookie-age) is the time that a limit delayed the cookie.",
+    ),
+    (
+        "consumer_lost_total",
+        "`lag_limit`, `evicted`: as in `producer_subscriber_lost_cookies_total`. `producer_ended`: the producer ended before it sent \
+         them. `unspecified`: the producer did not state a known reason.",
     ),
     (
         "producer_subscriber_resumes_total",
         "`fresh`: the subscriber was unknown. `resumed`: the stream continues from the subscriber's position, or slightly before. \
-         `resumed_with_gap`: some cookies after that position are gone. `new_epoch`: the cursor is from a different epoch of this producer.",
+         `resumed_with_gap`: some cookies after that position are gone. `new_epoch`: the position is from a different epoch \
+         (run) of this producer.",
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Limit metrics are reported only if the contracts file has limits.",
+        "`producer_limits_…` metrics are reported only if the contracts file contains limits.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
@@ -198,7 +213,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_delay_seconds",
-        "0 for cookies that did not wait; excludes cookies released early.",
+        "Cookies that did not wait count as 0. Cookies released early are not included.",
     ),
     (
         "producer_limit_share",
@@ -214,13 +229,14 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_grpc_calls_refused_total",
-        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: too \
-         much memory in use by calls. `deadline_shortened`: not complete before a deadline that was shortened because memory was scarce.",
+        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: calls \
+         used too much memory. `deadline_shortened`: the deadline was shortened because memory was scarce, and passed.",
     ),
     (
         "consumer_failed_total",
         "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: its DSP is in --rejected-dsps, or \
-         exceeds --unlisted-dsps-max. `rejected`: became a dead letter. `unreadable`: damaged in the retry queue.",
+         is not in --dsps while --unlisted-dsps-max is reached. `rejected`: became a dead letter. `unreadable`: damaged in the \
+         retry queue.",
     ),
     (
         "consumer_producer_connected",
@@ -228,16 +244,16 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_producer_lag_cookies",
-        "Excludes cookies that the producer has not sent; for those, see `producer_subscriber_lag_cookies`.",
+        "For cookies that the producer has not yet sent, see `producer_subscriber_lag_cookies`.",
     ),
     (
         "consumer_clock_skew_seconds",
-        "With equal clocks it is 0.01 to 0.03. Negative: the producer's clock is ahead. Much larger: its clock is behind, or the \
-         stream is catching up.",
+        "It is 0.01 to 0.03 if the clocks agree, negative if the producer's clock is ahead, and much larger if that clock is behind \
+         or the stream is catching up.",
     ),
     (
         "consumer_compaction_seconds",
-        "The count is the number of collections compacted.",
+        "The histogram's count is the number of collections compacted.",
     ),
     (
         "consumer_expired_total",
