@@ -28,7 +28,7 @@ pub const STALE: MetricDef = MetricDef::counter(
 );
 pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
     "consumer_deletions_total",
-    "Deletions received and made durable. They remove the covered cookies from the store.",
+    "Deletions received and made durable.",
 );
 pub const DELETED_ON_ARRIVAL: MetricDef = MetricDef::counter(
     "consumer_deleted_on_arrival_total",
@@ -61,7 +61,7 @@ pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
-    "Cookies received but not stored by the end of a drain. Producers send them again if their logs still contain them.",
+    "Cookies received but not stored by the end of a drain (clean shutdown).",
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",
@@ -72,11 +72,11 @@ pub const WAITING: MetricDef = MetricDef::gauge(
 
 pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_bytes",
-    "Size of the retry queue in bytes, up to 256 MiB. One DSP can use half of it. Cookies that do not fit become dead letters.",
+    "Size of the retry queue, up to 256 MiB. Cookies that do not fit become dead letters.",
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
-    "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more, otherwise 0.",
+    "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more.",
 )
 .by(&["dsp"]);
 
@@ -94,7 +94,7 @@ pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Minimum time from acceptance to receipt in the last one to two minutes. Includes the offset between the clocks of both hosts.",
+    "Minimum time from acceptance to receipt in the last one to two minutes, with the clocks of both hosts.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts, by what is known about this consumer's loss: nothing was lost (none), the exact number (exact), only a maximum (bounded), or no number (unknown). A producer that ended uncleanly and never returned counts as unknown.",
+    "Producer restarts, by this consumer's loss: nothing (none), a known number (exact), up to a known number (bounded), or unknown. A producer that ended uncleanly and never returned counts as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -125,11 +125,11 @@ pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const BUFFER_BYTES_MAX: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes_max",
-    "Maximum size of the receive buffer in bytes over the last two scrape intervals.",
+    "Maximum size of the receive buffer over the last two scrape intervals.",
 );
 pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_limit_bytes",
-    "Size of the receive buffer, in bytes, at which the consumer stops reading.",
+    "Size of the receive buffer at which the consumer stops reading.",
 );
 pub const RECEIVED_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_received_seconds",
@@ -206,11 +206,11 @@ pub const DSP_SLOTS: MetricDef = MetricDef::gauge(
 );
 pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max). Cookies of further DSPs are rejected.",
+    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max).",
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producer drains (clean shutdowns) after which this consumer had stored every cookie, or counted it as lost.",
+    "Clean shutdowns of producers after which this consumer had stored every cookie, or counted it as lost.",
 );
 
 // Maintenance.
@@ -270,4 +270,4 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "Failed expiry runs, failed compactions, and failed deletions of unused cursors.",
 );
 
-const LAST_RUN: &str = "Unix time in seconds at which the last expiry or compaction run without errors ended; 0 if there was none.";
+const LAST_RUN: &str = "Unix time at which the last expiry or compaction run without errors ended; 0 if there was none.";

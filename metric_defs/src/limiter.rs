@@ -64,7 +64,7 @@ pub const VERSION: MetricDef = MetricDef::gauge(
 );
 pub const VERSION_REFUSED: MetricDef = MetricDef::gauge(
     "limiter_limits_version_refused",
-    "1 while the newest version of the limits file or the collection is rejected and an older one is in effect.",
+    "1 while the newest version of the limits file or the collection is rejected.",
 );
 pub const REQUESTS: MetricDef = MetricDef::counter(
     "limiter_requests_total",
@@ -73,12 +73,12 @@ pub const REQUESTS: MetricDef = MetricDef::counter(
 .by(&["call", "status"]);
 pub const PROBLEMS: MetricDef = MetricDef::counter(
     "limiter_problems_total",
-    "Error responses, by problem type. counter-limit-reached means that all counters (--counters) are in use.",
+    "Error responses, by problem type.",
 )
 .by(&["problem"]);
 pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "limiter_request_seconds",
-    "Time from receiving a request to its response, excluding reservations whose response is delayed until the call may be made.",
+    "Time from receiving a request to its response, excluding reservations whose response is delayed.",
     buckets::LIMITER_SECONDS,
 );
 pub const WAITING: MetricDef =
@@ -98,5 +98,5 @@ pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
 );
 pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
-    "Time by which the system clock is behind the limiter's own clock, which never runs backward.",
+    "Time by which the system clock is behind the limiter's monotonic clock.",
 );

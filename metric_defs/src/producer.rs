@@ -6,11 +6,9 @@ use crate::{MetricDef, buckets};
 
 // Sync requests.
 
-pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
-    "producer_edge_requests_total",
-    "Sync requests by outcome. Only accepted requests add a cookie.",
-)
-.by(&["outcome"]);
+pub const EDGE_REQUESTS: MetricDef =
+    MetricDef::counter("producer_edge_requests_total", "Sync requests by outcome.")
+        .by(&["outcome"]);
 pub const PRIVACY: MetricDef = MetricDef::counter(
     "producer_privacy_total",
     "Decisions of the privacy check on valid sync requests, by outcome. Matches are refused only in mode `enforce`.",
@@ -18,7 +16,7 @@ pub const PRIVACY: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "producer_edge_request_seconds",
-    "Time from reading a sync request to producing its response, for all outcomes.",
+    "Time from reading a sync request to producing its response.",
     buckets::REQUEST_SECONDS,
 );
 pub const DSP_COOKIES: MetricDef = MetricDef::counter(
@@ -42,7 +40,7 @@ pub const CONTRACTS_VERSION: MetricDef = MetricDef::gauge(
 );
 pub const CONTRACTS_REFUSED_VERSION: MetricDef = MetricDef::gauge(
     "producer_contracts_version_refused",
-    "1 while the newest version of the contracts file is rejected and the previous one stays active.",
+    "1 while the newest version of the contracts file is rejected.",
 );
 
 // The log.
@@ -51,8 +49,7 @@ pub const APPENDED: MetricDef = MetricDef::counter(
     "producer_cookies_appended_total",
     "Cookies and deletions appended to the log. A cookie queued by a limit is counted when it is released.",
 );
-pub const LOG_BYTES: MetricDef =
-    MetricDef::gauge("producer_log_bytes", "Size of the log in bytes.");
+pub const LOG_BYTES: MetricDef = MetricDef::gauge("producer_log_bytes", "Size of the log.");
 pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_log_limit_bytes",
     "Maximum size of the log in bytes.",
@@ -145,7 +142,7 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
     "producer_subscriber_disconnects_total",
-    "Streams of the subscriber that the producer closed because too many bytes were in flight on all streams together.",
+    "Streams of the subscriber closed because too many bytes were in flight on all streams together.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_LOST: MetricDef = MetricDef::counter(
@@ -160,7 +157,7 @@ pub const RESUMES: MetricDef = MetricDef::counter(
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
     "producer_subscribers_without_series",
-    "Subscribers without metric series of their own, because there are too many subscribers.",
+    "Subscribers without their own metric series, because there are too many.",
 );
 
 pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
@@ -176,7 +173,7 @@ pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_limit_bytes",
-    "Bytes in flight above which the producer closes streams: first stalled ones, then those with the most bytes in flight.",
+    "Bytes in flight above which the producer disconnects stalled subscribers, then those with the most bytes in flight.",
 );
 pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
     "producer_grpc_calls_refused_total",
@@ -252,7 +249,7 @@ pub const SHAPING_PARKED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_BYTES: MetricDef = MetricDef::gauge(
     "producer_limits_queue_bytes",
-    "Memory used by queued cookies, dead letters and parked cookies, in bytes.",
+    "Memory used by queued cookies, dead letters and parked cookies.",
 )
 .by(LIMIT);
 pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
@@ -308,7 +305,7 @@ pub const API_ROWS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
     "producer_deletions_total",
-    "Deletions appended to the log. Single requests, by what they delete: all cookies of a user (user), a user's cookie of one DSP (pair), or all cookies of a DSP (dsp). Others, by source: bulk requests (bulk) or the opt-out page (optout).",
+    "Deletions appended to the log: single requests for all cookies of a user (user), a user's cookie of one DSP (pair) or all cookies of a DSP (dsp); bulk requests (bulk); and the opt-out page (optout).",
 )
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(

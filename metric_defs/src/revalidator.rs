@@ -20,7 +20,7 @@ pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Number of parallel requests that a worker sends to the origin of its job. Every process exports the workers of all processes.",
+    "Parallel requests that a worker sends to the origin of its job. Every process exports the workers of all processes.",
 )
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
@@ -47,7 +47,7 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Size of the results of all jobs in bytes, up to 4 GiB. Above 3 GiB, workers receive only assets of the oldest job. 0 with --no-maker.",
+    "Size of the results of all jobs, up to 4 GiB. Above 3 GiB, workers receive only assets of the oldest job. 0 with --no-maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
@@ -66,7 +66,7 @@ pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
 .by(JOB);
 pub const JOB_RESUME: MetricDef = MetricDef::gauge(
     "revalidator_job_resume_unix_seconds",
-    "Unix time in seconds at which a suspended job resumes; 0 if the job is not suspended, or if only an operator can resume it.",
+    "Unix time at which a suspended job resumes; 0 if the job is not suspended, or if only an operator can resume it.",
 )
 .by(&["job", "app", "state", "reason"]);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(

@@ -346,7 +346,7 @@ impl Metrics {
         );
         let expiry = MetricDef::gauge(
             "tls_certificate_expiry_unix_seconds",
-            "Earliest Unix time in seconds at which a certificate of this kind expires.",
+            "Earliest Unix time at which a certificate of this kind expires.",
         );
         let expiry = expiry.by(&["kind"]).of(process);
         let metrics = Self {

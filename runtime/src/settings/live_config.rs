@@ -59,7 +59,7 @@ impl Metrics {
         );
         let rejected = MetricDef::gauge(
             "config_rejected",
-            "1 while the newest configuration is invalid and the previous one stays active.",
+            "1 while the newest configuration is rejected because it is invalid.",
         );
         let reloads: IntCounterVec = registry.add(reloads.by(&["outcome"]).of(process))?;
         let rejected = registry.add(rejected.of(process))?;

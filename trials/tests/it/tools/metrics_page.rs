@@ -37,13 +37,11 @@ const HEAD: &str = "\
 # Metrics
 
 This page is for operators: it lists the Prometheus metrics at `/metrics` of the [admin ports](operation.md#monitoring). A
-*cookie* is a recorded [match](../README.md) of a user's id and a buyer uid. The page is
-[generated](../CONTRIBUTING.md#code-layout).
+*cookie* is a recorded [match](../README.md) of a user's id and a buyer uid.
 
-Metrics whose names end in `_total` are counters, which start at 0 with the process. Histograms are marked. All other metrics
-are gauges. `…_cookies_max` and `…_bytes_max` cover the last two intervals between scrapes, so that two alternating scrapers
-both see every peak. The equation in a description holds in every scrape; its terms are other metrics of the same program,
-such as `delivered` for `producer_subscriber_delivered_cookies_total`.
+Metrics whose names end in `_total` are counters, which start at 0 with the process. Histograms are marked. All others are
+gauges. The equation in a description holds in every scrape. Its terms are other metrics: `delivered`, for example, is
+`producer_subscriber_delivered_cookies_total`.
 ";
 
 /// Sections of the page, by directory of the sources that register the metrics.

@@ -139,6 +139,22 @@ pub(super) const LABELS: &[Label] = &[
         "rule",
         "`id` in the limits file; for a global limit, its name and the `id`, such as `total/intake`",
     ),
+    label(
+        "producer_edge_requests_total",
+        "outcome",
+        "`accepted`; `uid_minted` (redirect that sets a user id); `opted_out`; `optout_…` (opt-out page); otherwise \
+         [the reason for rejection](runbook.md#highrejectrate)",
+    ),
+    label(
+        "producer_privacy_total",
+        "outcome",
+        "see [privacy](partners.md#privacy)",
+    ),
+    label(
+        "limiter_problems_total",
+        "problem",
+        "NAME in `/v1/problems/NAME`, which describes it",
+    ),
     label("producer_api_requests_total", "code", ""),
     label("producer_subscriber_durable_sequence", "call", ""),
     label("producer_subscriber_applied_sequence", "call", ""),
@@ -161,11 +177,7 @@ pub(super) const LABELS: &[Label] = &[
         "reason",
         "`uid_macro`, `uid_sentinel`, `uid_too_long_for_dsp`, `uid_pattern` or `privacy`",
     ),
-    label(
-        "producer_dsp_contract",
-        "name",
-        "name in the contracts file",
-    ),
+    label("producer_dsp_contract", "name", ""),
 ];
 
 /// Notes by metric.
@@ -180,22 +192,18 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "Contract metrics are reported only with `--contracts`.",
     ),
     (
-        "producer_subscriber_lag_seconds",
-        "0 if there is no such cookie.",
-    ),
-    (
         "producer_subscriber_lost_cookies_total",
         "`lag_limit`: the subscriber lagged by more than `--queue-cookies`. `evicted`: it lagged or was disconnected for longer \
          than the log retains cookies.",
     ),
     (
         "producer_streams_without_age_support",
-        "A [cookie age](stream.md#cookie-age) is the time that a limit delayed the cookie.",
+        "See [cookie age](stream.md#cookie-age).",
     ),
     (
         "consumer_lost_total",
-        "`lag_limit`, `evicted`: as in `producer_subscriber_lost_cookies_total`. `producer_ended`: the producer ended before it sent \
-         them. `unspecified`: the producer did not state a known reason.",
+        "`lag_limit`, `evicted`: as in `producer_subscriber_lost_cookies_total`. `producer_ended`: the producer ended first. \
+         `unspecified`: the reason is unknown to this consumer.",
     ),
     (
         "producer_subscriber_resumes_total",
@@ -213,7 +221,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_delay_seconds",
-        "Cookies that did not wait count as 0. Cookies released early are not included.",
+        "Cookies that did not wait count as 0; early releases are excluded.",
     ),
     (
         "producer_limit_share",
@@ -222,10 +230,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "limiter_shared_decisions_total",
         "Reported only with `[sharing]` and `mode = \"exact\"` in the limits file.",
-    ),
-    (
-        "producer_limits_oldest_seconds",
-        "Can exceed `max_age`, because it includes dead letters.",
     ),
     (
         "producer_grpc_calls_refused_total",
@@ -250,10 +254,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "consumer_clock_skew_seconds",
         "It is 0.01 to 0.03 if the clocks agree, negative if the producer's clock is ahead, and much larger if that clock is behind \
          or the stream is catching up.",
-    ),
-    (
-        "consumer_compaction_seconds",
-        "The histogram's count is the number of collections compacted.",
     ),
     (
         "consumer_expired_total",
