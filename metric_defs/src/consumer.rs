@@ -65,7 +65,7 @@ pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",
-    "Cookies received whose outcome is not yet durable.",
+    "Received cookies whose outcome is not yet durable.",
 );
 
 // The retry queue.
@@ -94,7 +94,7 @@ pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Minimum time from acceptance to receipt in the last one to two minutes, with the clocks of both hosts.",
+    "Minimum time from acceptance (producer's clock) to receipt (this host's clock) in the last one to two minutes.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(

@@ -78,7 +78,7 @@ pub const PROBLEMS: MetricDef = MetricDef::counter(
 .by(&["problem"]);
 pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "limiter_request_seconds",
-    "Time from receiving a request to its response, excluding reservations whose response is delayed.",
+    "Time from receiving a request to its response, excluding reservations whose response is delayed until the call may be made.",
     buckets::LIMITER_SECONDS,
 );
 pub const WAITING: MetricDef =

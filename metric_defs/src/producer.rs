@@ -50,10 +50,8 @@ pub const APPENDED: MetricDef = MetricDef::counter(
     "Cookies and deletions appended to the log. A cookie queued by a limit is counted when it is released.",
 );
 pub const LOG_BYTES: MetricDef = MetricDef::gauge("producer_log_bytes", "Size of the log.");
-pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
-    "producer_log_limit_bytes",
-    "Maximum size of the log in bytes.",
-);
+pub const LOG_LIMIT_BYTES: MetricDef =
+    MetricDef::gauge("producer_log_limit_bytes", "Maximum size of the log.");
 pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks in the log.");
 pub const LOG_COOKIES: MetricDef =
     MetricDef::gauge("producer_log_cookies", "Cookies in the chunks of the log.");

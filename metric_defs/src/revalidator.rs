@@ -35,7 +35,7 @@ pub const HELD_BACK: MetricDef = MetricDef::counter(
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
     "revalidator_batches_repeated_total",
-    "Results of batches that were ignored because the batch already had a result.",
+    "Batch results that were ignored because the batch already had a result.",
 );
 pub const NOTES_FAILED: MetricDef = MetricDef::counter(
     "revalidator_notes_failed_total",

@@ -153,7 +153,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "limiter_problems_total",
         "problem",
-        "NAME in `/v1/problems/NAME`, which describes it",
+        "NAME of the page `/v1/problems/NAME`, which describes it",
     ),
     label("producer_api_requests_total", "code", ""),
     label("producer_subscriber_durable_sequence", "call", ""),
@@ -234,7 +234,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_grpc_calls_refused_total",
         "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: calls \
-         used too much memory. `deadline_shortened`: the deadline was shortened because memory was scarce, and passed.",
+         used too much memory. `deadline_shortened`: the call exceeded a deadline that was shortened because memory was scarce.",
     ),
     (
         "consumer_failed_total",
