@@ -107,7 +107,7 @@ async fn incomparable_reports_are_rejected() -> Result<()> {
     for (args, word) in [
         ([load.as_str(), store.as_str()], "different scenarios"),
         ([&load, &nothing], "report.json"),
-        ([&load, &optimized], "dev build in A, a dist build in B"),
+        ([&load, &optimized], "dev build in A, but a dist build in B"),
         ([&load, "--noise=-1"], "--noise"),
     ] {
         let output = run_bench(&["compare", args[0], args[1], "--no-report"]).await?;
