@@ -1,9 +1,9 @@
 //! Controls the number of parallel requests to an origin, based on the response times of each batch. Does no I/O.
 //!
-//! Each batch raises or lowers the number by one step, within the bounds. A batch lowers the number if its mean time to the first
-//! byte is at least `worse_by` above a reference, or if any request was throttled or failed. The reference depends on the mode: in
-//! `paper` mode, the mean of the previous batch; in `floor` mode, the floor (lowest mean so far). The origin may become slower, so the
-//! floor is measured again once a minute, with a few requests at minimum concurrency.
+//! Each batch raises or lowers the number by one step, within the bounds. It lowers the number if its mean time to the first byte
+//! exceeds a reference by at least the time `worse_by`, or if any request was throttled or failed. In `paper` mode, which follows the
+//! original design, the reference is the mean of the previous batch. In `floor` mode, it is the floor (lowest mean so far). The
+//! origin may become slower, so the floor is measured again once a minute, with a few requests at minimum concurrency.
 
 use std::time::Duration;
 

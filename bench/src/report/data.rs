@@ -19,7 +19,7 @@ pub struct Report {
     pub findings: Vec<String>,
     /// Failed checks; empty if the run passed.
     pub failures: Vec<String>,
-    /// Machine, time and programs of the run.
+    /// End time, command line, machine and program versions of the run.
     pub environment: Environment,
     /// Duration of the run.
     pub seconds: f64,

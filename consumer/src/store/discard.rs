@@ -1,4 +1,4 @@
-//! A store that discards all cookies, for measuring the pipeline before the store.
+//! A store that discards all cookies, for measuring the rest of the consumer: the stages upstream of the store.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! `limiter serve`: the server that grants calls to other processes.
+//! `limiter serve`: the server that decides when other processes may call rate-limited APIs (calls to partners).
 //!
-//! - [`engine`] decides on calls, without network, disk or clock.
-//! - [`http`] parses requests; [`service`] processes them; [`tokens`] authorizes them.
+//! - [`engine`] decides on these calls, without network, disk or clock.
+//! - [`http`] parses API requests; [`service`] processes them; [`tokens`] authorizes them.
 //! - [`limit_sources`] combines the limits of [`limits_file`] and of a MongoDB collection.
-//! - [`sharing`] delegates decisions to a server if several limiters share their limits.
-//! - [`saver`] writes the changes of a call to the [`store`] before the response to the call is sent.
+//! - [`sharing`] delegates decisions to a Redis server if several limiters share their limits in `exact` mode.
+//! - [`saver`] writes the changes made by an API request to the [`store`] before the response is sent.
 //! - [`metrics`] exports the state. Only [`app`] knows all components, and only [`config`] reads the environment.
 
 pub mod app;

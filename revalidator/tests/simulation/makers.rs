@@ -1,5 +1,5 @@
-//! Tests of makers, which send the batches of jobs to workers and count the results: order of jobs, invalid results,
-//! assets that clients send with a job, and files that cannot be written.
+//! Tests of makers, the processes that send the batches of jobs to workers and count the results. They cover the order of
+//! jobs, invalid results, takeover by another maker, assets that clients send with a job, and files that cannot be written.
 
 use std::{fs, time::Duration};
 

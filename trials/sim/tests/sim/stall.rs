@@ -1,7 +1,7 @@
-//! A stalled producer, like a process paused by a signal: its sockets neither read nor write, and the timers of its log do not fire.
+//! Stalls a simulated producer, like a signal that pauses a process: no data passes its sockets, and the timers of its log do not fire.
 //!
-//! When it continues, tasks that wait for sockets run before the timers. Of all possible orders, this one accepts the most requests
-//! before a timer fires. Other timers, such as the timers of limits, are not stalled.
+//! When the producer continues, tasks that wait for sockets run before the timers. In this order, the producer accepts the most
+//! requests before a timer fires. Other timers, such as the timers of limits, are not stalled.
 
 use std::{
     future::poll_fn,

@@ -1,4 +1,4 @@
-//! Tests with random calls and random restarts from records: no quota may be exceeded, and no state lost.
+//! Tests with random calls, and restarts of the engine from its saved records at random times. No quota may be exceeded, no state lost.
 
 use std::{collections::BTreeMap, time::Duration};
 
