@@ -2,7 +2,7 @@
 //!
 //! A sweep is paced to use half of the remaining window. It is active for at least a tenth of the time and pauses for
 //! at most half a second, so that a small sweep ends soon. After a slow command, or a slow commit of the writer, it
-//! pauses longer, up to [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
+//! pauses longer, up to [`BACKOFF_MAX`] per step, regardless of the window.
 
 use std::time::Duration;
 
