@@ -45,9 +45,9 @@ pub struct SecurityArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     http_tls_key: String,
 
-    /// File with bearer tokens, one per line. If set, every gRPC call must present one
+    /// File with bearer tokens, one per line. If set, every gRPC call must present a token
     ///
-    /// Each token has 16 to 512 bytes. Health checks need no token.
+    /// A token must be 16 to 512 bytes long. Health checks need no token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }

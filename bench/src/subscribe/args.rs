@@ -12,7 +12,7 @@ use crate::{report::ReportArgs, values::parse_rate};
 
 /// Open named streams from a producer, and check the received cookies.
 ///
-/// Without --duration or --requests, it runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
+/// Without --duration or --requests, the command runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
 /// violated the protocol (repeated a sequence number, or omitted one without a gap message), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {

@@ -71,9 +71,9 @@ pub struct ProducersArgs {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Expected number of producers; their streams share 96 MiB of receive windows [default: the number discovered]
+    /// Expected number of producers; the receive window of a stream is 96 MiB divided by this number [default: the number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when the stream opens.
+    /// The window is 1 to 32 MiB, and is set when the stream opens. If more producers are discovered, the number discovered applies.
     #[arg(
         long,
         value_name = "COUNT",
@@ -92,7 +92,7 @@ pub struct ProducersArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Storage")]
 pub struct StorageArgs {
-    /// Store for cookies: embedded:DIR, mongodb://…, mongodb+srv://…, or none to count and discard them
+    /// Store for cookies: embedded:DIR, mongodb://…, mongodb+srv://…, or none (cookies are counted and discarded)
     #[arg(
         long,
         value_name = "STORE",
@@ -104,7 +104,7 @@ pub struct StorageArgs {
 
     /// Time from the first cookie of a batch until the batch is written, if the store is idle
     ///
-    /// A batch that reaches 5,000 cookies is written immediately. While the store is busy, a batch grows up to --batch-cookies.
+    /// A batch that reaches 5,000 cookies is written immediately. While the store is busy, a batch can grow to --batch-cookies.
     #[arg(
         long,
         value_name = "TIME",
@@ -151,11 +151,11 @@ pub struct StorageArgs {
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of other DSPs to accept, in the order in which their cookies arrive. Cookies of all further DSPs are rejected
+    /// Maximum number of accepted DSPs that are not in --dsps: those whose cookies arrive first. Cookies of all others are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are rejected (comma-separated). These DSPs no longer count toward --unlisted-dsps-max
+    /// DSPs whose cookies are rejected (comma-separated). These DSPs do not count toward --unlisted-dsps-max
     #[arg(
         long,
         group = RELOADED,
@@ -170,7 +170,7 @@ pub struct StorageArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Retention and deduplication")]
 pub struct RetentionArgs {
-    /// Time to live of cookies, counted from their acceptance, and of the stored positions (cursors) of producers that no longer exist
+    /// Time to live of cookies (counted from their acceptance), and of the stored positions (cursors) of producers that no longer exist
     #[arg(
         long,
         value_name = "TIME",
@@ -179,13 +179,13 @@ pub struct RetentionArgs {
     )]
     pub ttl: Duration,
 
-    /// Time to live of a DSP's cookies, instead of --ttl, such as 17=7d,42=30d
+    /// Time to live of a DSP's cookies, which overrides --ttl; for example, 17=7d,42=30d
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// Lower bound for times to live in producers' contracts; shorter times are raised to this bound
+    /// Lower bound for the times to live in producers' contracts; shorter times are raised to this bound
     ///
-    /// If not set, the times to live of contracts are ignored.
+    /// If not set, the times to live in contracts are ignored.
     #[arg(
         long,
         value_name = "TIME",
@@ -194,10 +194,10 @@ pub struct RetentionArgs {
     )]
     pub ttl_floor: std::option::Option<Duration>,
 
-    /// Suppress a cookie if the same buyer uid was stored for its user and DSP within this interval; 0s writes every cookie
+    /// Suppress a cookie if the same buyer uid was stored for its user and DSP within this interval; with 0s, every cookie is written
     ///
-    /// The stored cookie is then not refreshed and may expire early, by up to this interval or half of its time to live, whichever is
-    /// shorter.
+    /// The stored cookie is not refreshed, and may therefore expire early, by up to this interval or half of its time to live,
+    /// whichever is shorter.
     #[arg(
         long,
         value_name = "TIME",
@@ -206,7 +206,7 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory to remember which cookies were stored within --refresh-interval, about 50 bytes per pair of user and DSP
+    /// Memory for tracking the cookies stored within --refresh-interval, about 50 bytes per pair of user and DSP
     #[arg(
         long,
         value_name = "BYTES",
@@ -232,7 +232,7 @@ pub struct RetentionArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
 pub struct MongodbArgs {
-    /// Prefix of MongoDB database names, before the DSP id or `cookiesync`
+    /// Prefix of MongoDB database names; the DSP id or `cookiesync` follows it
     #[arg(long, value_name = "PREFIX", default_value = "", value_parser = parse_prefix)]
     pub mongodb_prefix: String,
 

@@ -20,7 +20,7 @@ pub(super) struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
     api: std::option::Option<SocketAddr>,
 
-    /// File with the API's tokens: NAME TOKEN DSPS PERMISSIONS per line. If set, every request must carry a token
+    /// File with the API's tokens, one per line: NAME TOKEN DSPS PERMISSIONS. If set, every request must carry a token
     ///
     /// DSPS is a comma-separated list of DSP ids, or `*` for all; PERMISSIONS is `write`, `delete` or `write,delete`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
@@ -37,9 +37,9 @@ pub(super) struct ApiArgs {
 /// Limits of the API.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct ApiLimits {
-    /// Number of nodes whose confirmation of a stored deletion the API awaits, for up to two seconds
+    /// Number of nodes that the API waits for, up to two seconds, to confirm that they have stored a deletion
     ///
-    /// If fewer nodes have confirmed by then, the response contains "at_risk": true, because a crash of the producer may lose the deletion.
+    /// If fewer nodes confirm, the response contains "at_risk": true, because a crash of the producer may lose the deletion.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
     pub deletion_confirmations: usize,
 

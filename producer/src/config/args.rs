@@ -99,7 +99,7 @@ pub struct Network {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Producer ID, unique among all producers; must stay the same across restarts [default: HOSTNAME:GRPC_PORT]
+    /// Producer ID, which must be unique among all producers and stay the same across restarts [default: HOSTNAME:GRPC_PORT]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
@@ -131,7 +131,7 @@ pub struct Retention {
     )]
     pub log_bytes: usize,
 
-    /// Seal a chunk (a block of cookies) at this size; then the chunk is sent
+    /// Size at which a chunk (a block of cookies) is sealed and sent
     #[arg(
         long,
         value_name = "BYTES",
@@ -141,7 +141,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Seal a chunk at this age, or at three times this age if it is smaller than 2 KiB. Higher values use less CPU but add latency
+    /// Age at which a chunk is sealed, tripled for chunks smaller than 2 KiB. Higher values use less CPU but add latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
@@ -164,9 +164,10 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to send again to a subscriber that reconnects without a cursor (its own record of its position)
+    /// Maximum number of bytes to send again to a subscriber that reconnects without a cursor (its own record of its position)
     ///
-    /// Bytes in flight may be lost with a connection. If the subscriber's receive window is smaller, fewer bytes are sent again.
+    /// They replace bytes in flight that were lost with the connection. If the subscriber's receive window is smaller than this maximum,
+    /// fewer bytes are sent again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -192,9 +193,9 @@ pub struct ResourceLimits {
     )]
     pub subscribers: usize,
 
-    /// Maximum bytes in flight (handed to connections, but not yet written); they are not part of --log-bytes
+    /// Maximum number of bytes in flight (handed to connections, but not yet written), which do not count toward --log-bytes
     ///
-    /// Above this, stalled subscribers are disconnected first, then those with the most bytes in flight. Minimum: 256 KiB plus 3 chunks.
+    /// Above it, stalled subscribers are disconnected first, then those with the most bytes in flight. At least 256 KiB plus 3 chunks.
     #[arg(
         long,
         value_name = "BYTES",
@@ -225,7 +226,7 @@ pub struct ResourceLimits {
 
     /// Maximum number of HTTP connections per client address [default: --http-connections]
     ///
-    /// IPv6 clients are counted per /64. Behind a load balancer without PROXY headers, all clients share one address.
+    /// IPv6 clients are counted per /64. Behind a load balancer that sends no PROXY headers, all clients share one address.
     #[arg(
         long,
         group = RELOADED,

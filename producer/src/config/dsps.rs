@@ -24,8 +24,8 @@ pub(super) struct DspsArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
 
-    /// File for the cookies queued by DSP limits while the producer is stopped [default: none; at shutdown, queued cookies are released
-    /// regardless of their limits]
+    /// File in which the producer saves cookies queued by DSP limits when it stops [default: none; at shutdown, queued cookies are
+    /// released regardless of their limits]
     ///
     /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]

@@ -83,7 +83,7 @@ pub struct WorkArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Outbound limiter")]
 pub(super) struct LimiterArgs {
-    /// URL of the limiter, for applications with the setting `limit`
+    /// URL of the limiter that applications with the setting `limit` use
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099")]
     pub(super) limiter: String,
 
@@ -100,9 +100,9 @@ pub struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9096", value_parser = address)]
     pub listen: SocketAddr,
 
-    /// File with bearer tokens, one per line. If set, every request must present one
+    /// File with bearer tokens, one per line. If set, every request must present a token
     ///
-    /// A token has 16 to 512 bytes. Without a token file, --listen must be a loopback address.
+    /// A token must be 16 to 512 bytes long. Without a token file, --listen must be a loopback address.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 }

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "TLS and authentication")]
 pub struct SecurityArgs {
-    /// PEM file with the CA certificates of https:// producers
+    /// PEM file with the CA certificates for verifying https:// producers
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub tls_ca: String,
 
@@ -32,7 +32,7 @@ pub struct SecurityArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub tls_server_name: String,
 
-    /// File with the bearer token for the producers; of several lines, only the first is used
+    /// File with the bearer token for the producers. If the file contains several tokens, only the first is used
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 }

@@ -44,10 +44,10 @@ pub struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
     pub listen: SocketAddr,
 
-    /// File with tokens. If set, every request must present one
+    /// File with tokens. If set, every request must present a token
     ///
-    /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512
-    /// bytes. Without a token file, --listen must be a loopback address.
+    /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token must be
+    /// 16 to 512 bytes long. Without a token file, --listen must be a loopback address.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 
@@ -107,7 +107,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limits: String,
 
-    /// MongoDB collection with limits, such as company.limits. Each document defines the limit whose name is its _id, and
+    /// MongoDB collection with limits, such as company.limits. Each document defines one limit, named by its _id, and
     /// overrides the limit of that name in the file
     ///
     /// The collection is read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
@@ -149,7 +149,7 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) counters_memory: usize,
 
-    /// Maximum lifetime of a restriction derived from a partner's response
+    /// Maximum time for which feedback (a partner's response to a call) restricts a counter
     #[arg(
         long,
         value_name = "TIME",
