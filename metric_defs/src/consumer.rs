@@ -8,7 +8,7 @@ use crate::{MetricDef, buckets};
 
 pub const RECEIVED: MetricDef = MetricDef::counter(
     "consumer_received_total",
-    "Cookies received. received + retry queue recovered = written + superseded + suppressed + stale + deletions + deleted on arrival + failed + drain skipped + waiting + retry queue.",
+    "Cookies received. `received + retry_queue_recovered = written + superseded + suppressed + stale + deletions + deleted_on_arrival + failed + drain_skipped + waiting + retry_queue`.",
 );
 pub const WRITTEN: MetricDef = MetricDef::counter(
     "consumer_written_total",
@@ -24,7 +24,7 @@ pub const SUPPRESSED: MetricDef = MetricDef::counter(
 );
 pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
-    "Cookies not written because the store has a newer cookie.",
+    "Cookies not written because the store contains a newer cookie of the same user and DSP.",
 );
 pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
     "consumer_deletions_total",
@@ -44,7 +44,7 @@ pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
-    "Unfinished deletions of all cookies of a DSP.",
+    "Unfinished jobs, each of which deletes all cookies of one DSP.",
 );
 pub const FAILED: MetricDef = MetricDef::counter(
     "consumer_failed_total",
@@ -57,7 +57,7 @@ pub const RETRY_QUEUE_RECOVERED: MetricDef = MetricDef::counter(
 );
 pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_cookies",
-    "Cookies in the retry queue. The database of their DSP is failing or being created.",
+    "Cookies in the retry queue, because the database of their DSP is failing or being created.",
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
@@ -76,7 +76,7 @@ pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
-    "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more.",
+    "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more than 64.",
 )
 .by(&["dsp"]);
 
@@ -99,7 +99,7 @@ pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
     "consumer_cursor_sequence",
-    "Newest sequence number of each producer that is durable on this node.",
+    "Sequence number up to which the cookies of this producer are durable on this node.",
 )
 .by(&["producer"]);
 
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts, by this consumer's loss: nothing (none), a known number (exact), up to a known number (bounded), or unknown. A producer that ended uncleanly and never returned counts as unknown.",
+    "Producer restarts, by the number of cookies that this consumer lost: zero (none), a known number (exact), at most a known number (bounded), or unknown. A producer that ended uncleanly and never returned counts as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -165,14 +165,14 @@ pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Maximum number of cookies lost in producer restarts for which only this maximum is known.",
+    "Maximum number of cookies lost in producer restarts whose exact loss is unknown, but has a known maximum.",
 );
 
 // Batches and the store.
 
 pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
     "consumer_dead_letters_total",
-    "Dead letters (cookies that cannot be stored) by outcome: written to the dead-letter file, or failed to be written.",
+    "Dead letters (cookies that cannot be stored) by outcome: written to the dead-letter file (written), or lost because of a write error (failed).",
 )
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
@@ -202,26 +202,26 @@ pub const STORE_UP: MetricDef =
     MetricDef::gauge("consumer_store_up", "1 while the store is available.");
 pub const DSP_SLOTS: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots",
-    "Accepted DSPs that are not in --dsps.",
+    "DSPs that are not in --dsps, but whose cookies this consumer accepts.",
 );
 pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of accepted DSPs that are not in --dsps (--unlisted-dsps-max).",
+    "Upper limit for consumer_dsp_slots (--unlisted-dsps-max).",
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Clean shutdowns of producers after which this consumer had stored every cookie, or counted it as lost.",
+    "Clean shutdowns of producers all of whose cookies this consumer has stored or counted as lost.",
 );
 
 // Maintenance.
 
 pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
     "consumer_maintenance_owner",
-    "1 if this consumer runs expiry and compaction of its store, 0 if another consumer does.",
+    "1 if this consumer runs expiry and compaction for its store, 0 if another consumer does.",
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "Time since the oldest stored cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, it is an upper bound. Up to one day is normal.",
+    "Time since the oldest stored cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, the value is an upper bound. Up to one day is normal.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -270,4 +270,5 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "Failed expiry runs, failed compactions, and failed deletions of unused cursors.",
 );
 
-const LAST_RUN: &str = "Unix time at which the last expiry or compaction run without errors ended; 0 if there was none.";
+const LAST_RUN: &str =
+    "Unix time of the end of the last successful expiry or compaction run; 0 if there was none.";

@@ -11,8 +11,11 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
     "Reservations by outcome: granted immediately (now), granted for later (delayed), or not granted (refused).",
 )
 .by(&["limit", "outcome"]);
-pub const DELAYS: MetricDef =
-    MetricDef::counter("limiter_delays_total", "Queries for a call's start time.").by(LIMIT);
+pub const DELAYS: MetricDef = MetricDef::counter(
+    "limiter_delays_total",
+    "Queries for the earliest permitted time of a call.",
+)
+.by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
     "Calls that clients reported with `increment`, by outcome: counted, too old to have an effect (too_old), or rejected because their time is in the future (too_early).",
@@ -35,12 +38,12 @@ pub const RESTRICTED_COUNTERS: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const QUOTA_USED: MetricDef = MetricDef::gauge(
     "limiter_quota_used_ratio",
-    "Highest fraction of its quota that any counter of a limit has used, for windows of one hour or more. Waiting calls count as used quota, so it can exceed 1.",
+    "For windows of one hour or more, the highest fraction of the quota that any counter of the limit has used. Waiting calls count as used, so the value can exceed 1.",
 )
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters of a limit in use, one for each key and rule.",
+    "Counters that the limit uses, one for each key and rule.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
@@ -56,7 +59,7 @@ pub const LIMITS: MetricDef = MetricDef::gauge(
 .by(&["source"]);
 pub const COLLECTION_AGE: MetricDef = MetricDef::gauge(
     "limiter_collection_age_seconds",
-    "Time since the MongoDB collection with limits was last read, or since startup. Absent without --limits-collection.",
+    "Time since the MongoDB collection with limits was last read, or since startup if it was never read. Absent without --limits-collection.",
 );
 pub const VERSION: MetricDef = MetricDef::gauge(
     "limiter_limits_version",
@@ -98,5 +101,5 @@ pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
 );
 pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
-    "Time by which the system clock is behind the limiter's monotonic clock.",
+    "Seconds by which the system clock lags the limiter's clock, which is never set back; 0 if it does not lag.",
 );

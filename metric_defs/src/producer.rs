@@ -71,7 +71,7 @@ const SUBSCRIBER: &[&str] = &["subscriber", "call"];
 
 pub const SUBSCRIBER_LIMIT: MetricDef = MetricDef::gauge(
     "producer_subscriber_limit_cookies",
-    "Maximum lag of a subscriber in cookies. A subscriber that lags further loses its oldest cookies.",
+    "Maximum lag of a subscriber in cookies. A subscriber that lags further loses the oldest cookies that it has not received.",
 );
 pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
     "producer_subscriber_connected",
@@ -95,7 +95,7 @@ pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_APPENDED: MetricDef = MetricDef::counter(
     "producer_subscriber_appended_cookies_total",
-    "Cookies appended to the log since the subscriber joined. Equals (delivered - undelivered) + (lost - recovered) + queued.",
+    "Cookies appended to the log since the subscriber joined. Equals `(delivered - undelivered) + (lost - recovered) + queued`.",
 )
 .by(SUBSCRIBER);
 pub const DELIVERED: MetricDef = MetricDef::counter(
@@ -105,7 +105,7 @@ pub const DELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const REDELIVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_redelivered_cookies_total",
-    "Cookies handed to the subscriber's stream again after a reconnect.",
+    "Cookies handed to the subscriber's new stream after a reconnect, although an earlier stream contained them.",
 )
 .by(SUBSCRIBER);
 pub const UNDELIVERED: MetricDef = MetricDef::counter(
@@ -115,7 +115,7 @@ pub const UNDELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const RECOVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_recovered_cookies_total",
-    "Cookies that were counted as lost, but delivered later, because the subscriber resumed from an earlier position.",
+    "Cookies that were counted as lost, but were delivered later, because the subscriber resumed from an earlier position.",
 )
 .by(SUBSCRIBER);
 pub const QUEUED: MetricDef = MetricDef::gauge(
@@ -140,7 +140,7 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
     "producer_subscriber_disconnects_total",
-    "Streams of the subscriber closed because too many bytes were in flight on all streams together.",
+    "Times that the producer closed a stream of the subscriber, because too many bytes were in flight on all streams together.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_LOST: MetricDef = MetricDef::counter(
@@ -155,7 +155,7 @@ pub const RESUMES: MetricDef = MetricDef::counter(
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
     "producer_subscribers_without_series",
-    "Subscribers without their own metric series, because there are too many.",
+    "Subscribers without their own metric series, because there are too many subscribers.",
 );
 
 pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
@@ -167,7 +167,7 @@ pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
 
 pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_bytes",
-    "Bytes in flight: handed to streams, but not yet written to the network or dropped.",
+    "Bytes in flight: handed to streams, but neither written to the network nor dropped yet.",
 );
 pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_limit_bytes",
@@ -180,7 +180,7 @@ pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const CALLS_BYTES: MetricDef = MetricDef::gauge(
     "producer_grpc_calls_bytes",
-    "Bytes charged to gRPC calls other than streams, including incomplete requests; at most 16 MiB.",
+    "Memory counted for gRPC calls other than streams, including incomplete requests; at most 16 MiB.",
 );
 pub const STREAMS_REFUSED: MetricDef = MetricDef::counter(
     "producer_streams_refused_total",
@@ -207,12 +207,12 @@ const LEASE_STATE: &[&str] = &["state"];
 
 pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
     "producer_limits_accepted_cookies_total",
-    "Cookies accepted under the limit. Equals released + superseded + dropped + spooled + queued + dead + parked.",
+    "Cookies accepted under the limit. Equals `released + superseded + dropped + spooled + queued + dead + parked`.",
 )
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log, by timing: when the limit permitted it (scheduled), or before (early) because of a shutdown or a changed limit.",
+    "Cookies released into the log, by timing: when the limit permitted it (scheduled), or earlier (early), because of a shutdown or a changed limit.",
 )
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
@@ -222,7 +222,7 @@ pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped, by reason: the queue was full (bound), the limit was exceeded in mode police (police), a deletion covers the cookie (deleted), or the cookie could be neither spooled nor released at shutdown (drain).",
+    "Cookies dropped, by reason: the queue was full or the cookie was older than the stream format permits (bound), the limit was exceeded in mode police (police), a deletion covers the cookie (deleted), or the cookie could be neither spooled nor released at shutdown (drain).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
@@ -298,17 +298,17 @@ pub const API_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["code"]);
 pub const API_ROWS: MetricDef = MetricDef::counter(
     "producer_api_rows_total",
-    "Rows of bulk requests, by outcome: accepted, dropped by a limit of the DSP, or the reason for rejection.",
+    "Rows of bulk requests, by outcome: accepted, dropped by the DSP's limit, or the reason for rejection.",
 )
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
     "producer_deletions_total",
-    "Deletions appended to the log: single requests for all cookies of a user (user), a user's cookie of one DSP (pair) or all cookies of a DSP (dsp); bulk requests (bulk); and the opt-out page (optout).",
+    "Deletions appended to the log, by scope: all cookies of a user (user), a user's cookie of one DSP (pair), or all cookies of a DSP (dsp). Deletions by bulk requests (bulk) and on the opt-out page (optout) are counted separately.",
 )
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
-    "Deletion requests whose response had `at_risk: true`, because too few nodes had stored the deletions.",
+    "Deletion requests whose response had `at_risk: true`, because too few nodes had confirmed the deletions in time.",
 );
 pub const LAST_DELETION: MetricDef = MetricDef::gauge(
     "producer_last_deletion_sequence",
@@ -325,6 +325,6 @@ pub const DURABLE: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const APPLIED: MetricDef = MetricDef::gauge(
     "producer_subscriber_applied_sequence",
-    "Sequence number up to which the subscriber has confirmed that all deletions are carried out. Reported only for `Subscribe` calls.",
+    "Sequence number up to which the subscriber has confirmed that it has carried out all deletions. Reported only for `Subscribe` calls.",
 )
 .by(SUBSCRIBER);

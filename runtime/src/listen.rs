@@ -129,14 +129,17 @@ impl Metrics {
     /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
         let of_port = |metric: MetricDef| metric.of(&format!("{process}_{port}"));
-        let open = MetricDef::gauge("connections", "Open connections on this metric's port.");
+        let open = MetricDef::gauge(
+            "connections",
+            "Open connections. The metric's name contains the port's name.",
+        );
         let accepted = MetricDef::counter(
             "connections_accepted_total",
-            "Connections accepted on the port that the metric's name contains.",
+            "Connections accepted. The metric's name contains the port's name.",
         );
         let closed = MetricDef::counter(
             "connections_closed_total",
-            "Connections that this process closed on the port that the metric's name contains, by reason.",
+            "Connections closed by this process, by reason. The metric's name contains the port's name.",
         );
         let metrics = Self {
             connections: registry.add(of_port(open))?,

@@ -40,8 +40,8 @@ This page is for operators: it lists the Prometheus metrics at `/metrics` of the
 *cookie* is a recorded [match](../README.md) of a user's id and a buyer uid.
 
 Metrics whose names end in `_total` are counters, which start at 0 with the process. Histograms are marked. All others are
-gauges. The equation in a description holds in every scrape. Each term names another metric: `delivered`, for example,
-is `producer_subscriber_delivered_cookies_total`.
+gauges. Equations hold in every scrape. Each term stands for a metric of the same group: `delivered`, for example, is
+`producer_subscriber_delivered_cookies_total`.
 ";
 
 /// Sections of the page, by directory of the sources that register the metrics.

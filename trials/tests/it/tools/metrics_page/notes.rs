@@ -153,7 +153,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "limiter_problems_total",
         "problem",
-        "NAME of the page `/v1/problems/NAME`, which describes it",
+        "NAME of the page `/v1/problems/NAME`, which describes the problem",
     ),
     label("producer_api_requests_total", "code", ""),
     label("producer_subscriber_durable_sequence", "call", ""),
@@ -202,8 +202,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_lost_total",
-        "`lag_limit`, `evicted`: as in `producer_subscriber_lost_cookies_total`. `producer_ended`: the producer ended first. \
-         `unspecified`: the reason is unknown to this consumer.",
+        "`lag_limit`: this consumer lagged by more than the producer's `--queue-cookies`. `evicted`: it lagged or was disconnected for \
+         longer than the log retains cookies. `producer_ended`: the producer ended before it delivered them. `unspecified`: not known.",
     ),
     (
         "producer_subscriber_resumes_total",
@@ -233,8 +233,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_grpc_calls_refused_total",
-        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: calls \
-         used too much memory. `deadline_shortened`: the call exceeded a deadline that was shortened because memory was scarce.",
+        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: \
+         unfinished calls used too much memory. `deadline_shortened`: the call exceeded a deadline that was shortened to save memory.",
     ),
     (
         "consumer_failed_total",
@@ -257,6 +257,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_expired_total",
-        "0 with `--expiry index`, because MongoDB then deletes the cookies and counts them as `metrics.ttl.deletedDocuments`.",
+        "Always 0 with `--expiry index`, because MongoDB then deletes the cookies and counts them as `metrics.ttl.deletedDocuments`.",
     ),
 ];
