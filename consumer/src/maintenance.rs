@@ -152,11 +152,11 @@ impl MaintenanceTask {
         }
         match owner {
             Some(owner) => {
-                tracing::info!(owner, "another consumer runs the maintenance of this store");
+                tracing::info!(owner, "expiry and compaction run on another consumer");
                 self.metrics.set_overdue(&BTreeMap::new());
                 self.metrics.sweep_remaining.set(0);
             }
-            None => tracing::info!("this consumer now runs the maintenance of this store"),
+            None => tracing::info!("expiry and compaction now run on this consumer"),
         }
         known.clone_from(owner);
     }
@@ -316,7 +316,7 @@ impl MaintenanceTask {
         done: Result<bool, StoreError>,
     ) -> bool {
         match &done {
-            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance succeeds again"),
+            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance works again"),
             Ok(_) => {}
             Err(error) => {
                 self.metrics.errors.inc();

@@ -367,7 +367,7 @@ impl Subscription {
                 return Ok(());
             }
             StreamMessage::Event(Event::Hello(_)) => {
-                return Err(violation(ProtocolViolation::new("second Hello")));
+                return Err(violation(ProtocolViolation::new("a second Hello message")));
             }
             StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();

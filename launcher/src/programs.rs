@@ -103,7 +103,7 @@ fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     let dir = own
         .parent()
         .context("this program has no parent directory")?;
-    in_dir(names, dir).context("failed to find programs")
+    in_dir(names, dir).context("failed to find the other programs in the directory of this program")
 }
 
 fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> {
@@ -118,7 +118,7 @@ fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> 
 fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Result<[PathBuf; N]> {
     let root = package
         .parent()
-        .context("this package is not a workspace member")?;
+        .context("$CARGO_MANIFEST_DIR has no parent directory")?;
     let mut command = Command::new(cargo);
     command
         .current_dir(root)

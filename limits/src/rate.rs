@@ -159,7 +159,7 @@ impl FromStr for Count {
         let number = digits.parse().ok().filter(|_| is_number);
         number
             .map(Self)
-            .ok_or_else(|| RateError(format!("invalid number `{text}`: write a whole number")))
+            .ok_or_else(|| RateError(format!("invalid number `{text}`: expected a whole number")))
     }
 }
 

@@ -111,7 +111,7 @@ impl Edge {
                     }
                 };
                 if let Err(error) = served {
-                    tracing::debug!(%error, "edge connection failed");
+                    tracing::debug!(%error, "connection to the sync port failed");
                 }
             }
         };

@@ -115,7 +115,7 @@ pub fn begin(
         Some(error) => tracing::warn!(
             path = %path.display(),
             %error,
-            "epoch history unavailable; losses from a crash cannot be bounded"
+            "epoch history unavailable; the loss from a crash will have no known maximum"
         ),
         None => tracing::info!("epoch history disabled"),
     }
@@ -222,7 +222,7 @@ impl CurrentEpoch {
             tracing::warn!(
                 path = %file.path.display(),
                 %error,
-                "failed to write the epoch history; losses from a crash cannot be bounded"
+                "failed to write the epoch history; the loss from a crash will have no known maximum"
             );
             remove(&file.path);
             self.file = None;

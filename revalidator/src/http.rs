@@ -200,7 +200,7 @@ const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 /// Applies an operation to a job at `now`; the error states why the job does not permit it.
 fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
     match operation {
-        "acknowledge" if !job.is_cancelled() => return Err("the job is not cancelled"),
+        "acknowledge" if !job.is_cancelled() => return Err("the job must be cancelled first"),
         "acknowledge" => job.acknowledged = true,
         _ if !job.is_open() => return Err("the job has ended"),
         "pause" => jobs::pause(job, now),

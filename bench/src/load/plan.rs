@@ -216,5 +216,5 @@ async fn resolve(template: &Template) -> Result<SocketAddr> {
         .await
         .with_context(|| format!("failed to resolve {host}"))?
         .next()
-        .with_context(|| format!("{host} has no address"))
+        .with_context(|| format!("{host} does not resolve to an address"))
 }

@@ -35,7 +35,7 @@ pub(super) async fn connect(producer: &str, security: &Security) -> Result<(Conn
     let host = host.trim_matches(['[', ']']);
     let network: Arc<dyn Network> = Arc::new(Tcp);
     let port = uri.port_u16().unwrap_or(7676);
-    let mut failed = anyhow!("{host} has no address");
+    let mut failed = anyhow!("{host} does not resolve to an address");
     for address in network.lookup(host, port).await? {
         let connector = Connector::new(&network, address, (host, https), security)
             .map_err(|error| anyhow!(error))?;

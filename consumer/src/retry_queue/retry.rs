@@ -124,11 +124,11 @@ impl Retrier {
     /// Why cookies must not be retried; `None` if they may be.
     fn rejection_reason(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
         if self.rejected_dsps.borrow().contains(&dsp_id) {
-            return Some("its DSP is rejected");
+            return Some("the cookie's DSP is rejected");
         }
         let newest = batch.cookies().map(|cookie| cookie.accepted_unix_micros);
         let expired_before = self.ttls.expired_before(dsp_id, unix_micros());
-        (newest.max()? < expired_before).then_some("it expired in the retry queue")
+        (newest.max()? < expired_before).then_some("the cookie expired in the retry queue")
     }
 
     /// Retries the queued cookies of a DSP. If none are queued, checks whether its database is writable.

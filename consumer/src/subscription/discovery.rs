@@ -122,13 +122,13 @@ impl ProducerHost {
         let why = match found {
             Ok(addresses) if !addresses.is_empty() => {
                 if self.is_failing {
-                    tracing::info!(producer = %self.url, "host name resolved again");
+                    tracing::info!(producer = %self.url, "host name resolves again");
                     self.is_failing = false;
                 }
                 self.addresses = addresses;
                 return;
             }
-            Ok(_) => "no addresses".to_owned(),
+            Ok(_) => "the name has no addresses".to_owned(),
             Err(error) => error.to_string(),
         };
         if !self.is_failing {

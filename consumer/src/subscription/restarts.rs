@@ -67,7 +67,7 @@ pub fn report(
                 warn,
                 lost = 0_u64,
                 tail_known = tail.is_some(),
-                "producer restarted; nothing lost at the end of its epoch, but some cookies were lost in gaps"
+                "producer restarted; nothing lost at the end of `epoch`, but some cookies were lost in gaps"
             );
         }
         TailLoss::None => {
@@ -79,7 +79,7 @@ pub fn report(
             log!(
                 info,
                 lost = 0_u64,
-                "producer restarted after a clean shutdown; nothing lost in that epoch, but losses in later epochs are unknown"
+                "producer restarted after a clean shutdown; nothing lost in `epoch`, but losses between `epoch` and `new_epoch` are unknown"
             );
         }
         TailLoss::Exact(lost) => {
@@ -109,7 +109,7 @@ pub fn report(
             metrics.uncertain_restarts.inc();
             log!(
                 warn,
-                "producer restarted, and the end of its epoch is not recorded; number of lost cookies is unknown"
+                "producer restarted, and the end of `epoch` is not recorded; number of lost cookies is unknown"
             );
         }
     }

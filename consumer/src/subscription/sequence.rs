@@ -84,7 +84,7 @@ impl StreamPosition {
         let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
         if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
             let first = hello.first_sequence;
-            let what = format!("Hello starts at sequence number {first}, expected {expected}");
+            let what = format!("the stream starts at sequence number {first}, expected {expected}");
             return Err(ProtocolViolation::new(what));
         }
         let position = Self {
@@ -153,7 +153,7 @@ impl StreamPosition {
         if missing == 0 {
             Ok(())
         } else {
-            let what = format!("Goodbye, although {missing} cookies are missing");
+            let what = format!("received Goodbye, although {missing} cookies are missing");
             Err(ProtocolViolation::new(what))
         }
     }

@@ -57,7 +57,7 @@ pub(super) async fn delete_one(
     };
     let dsp_id = dsp.map_or(0, NonZeroU32::get);
     if scope == "dsp" && uri.query() != Some(&*format!("confirm={dsp_id}")) {
-        let detail = "this deletes all cookies of the DSP: to confirm, repeat its id in the query, as confirm=ID";
+        let detail = "this deletes all cookies of the DSP: to confirm, add the id of the DSP to the query, as confirm=ID";
         return Err(Problem::new(INVALID, detail));
     }
     if user

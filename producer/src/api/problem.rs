@@ -22,7 +22,7 @@ runtime::problem_kinds! {
 }
 
 pub(super) fn draining() -> Problem {
-    Problem::new(DRAINING, "shutting down: use another producer").retry_after(1)
+    Problem::new(DRAINING, "this producer is shutting down: use another").retry_after(1)
 }
 
 /// The response of a handler.

@@ -57,9 +57,9 @@ rejections! {
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal integer from 1 to 4294967295\n";
     /// No contract lists the DSP, and `unknown_dsps` is `refuse`, or no contract has the `bidder` of `/setuid` as its name.
     /// Checked by the edge, like all rejections by a contract.
-    DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) is not a known DSP\n";
+    DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) does not name a known DSP\n";
     /// The contract of the DSP blocks it.
-    DspBlocked, "dsp_blocked", "parameter d (the DSP id) is a blocked DSP\n";
+    DspBlocked, "dsp_blocked", "parameter d (the DSP id) names a blocked DSP\n";
     /// `b` is missing.
     BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
     /// `b` occurs more than once.

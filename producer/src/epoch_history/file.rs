@@ -49,7 +49,7 @@ impl RecordFile {
             && found.nlink() == 1;
         ensure!(
             is_own,
-            "not a regular file that only this user can read and write"
+            "the file must be a regular file that only this user can read and write"
         );
         // On a disk, a write could wait.
         let is_in_memory = fstatfs(&file).is_ok_and(|found| found.f_type == TMPFS);

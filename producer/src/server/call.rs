@@ -210,7 +210,7 @@ pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
 }
 
 fn ended_early() -> Status {
-    Status::unavailable("ended early: all unfinished calls together use too much memory")
+    Status::unavailable("call ended early: all unfinished calls together use too much memory")
 }
 
 /// Body of a request. Reading releases flow-control capacity.

@@ -246,7 +246,7 @@ impl Subscribers {
         durable: Sequence,
         applied: Sequence,
     ) -> Result<(), Status> {
-        let no_stream = || Status::not_found("no open stream of this subscriber from this network");
+        let no_stream = || Status::not_found("the subscriber has no open stream from this network");
         let key = (Call::Subscribe, name.to_owned());
         let subscriber = self.table().by_name.get(&key).map(Arc::clone);
         let subscriber = subscriber.ok_or_else(no_stream)?;

@@ -120,8 +120,7 @@ impl Inner {
         if found == expected {
             return Ok(());
         }
-        let why =
-            "the server restarted or another member took over; repeating writes that may be lost";
+        let why = "the server restarted or another member took over; repeating writes that may have been lost";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 

@@ -47,7 +47,7 @@ fn check_rejects_rules_that_exact_sharing_does_not_support() {
     let text = text.replace("50 000/day", "1/day");
     fs::write(&file, text.replace("fixed_window", "sliding_log")).unwrap();
     let expected = [
-        "limits.partner: day: a sliding_log cannot be exact",
+        "limits.partner: day: a sliding_log cannot use exact mode",
         "limits.partner: day: 1/2 of this rule is too small to enforce",
     ];
     check(&["check", file.to_str().unwrap()], 1, &expected);

@@ -43,17 +43,15 @@ impl ExactRule {
     /// ```
     ///
     /// # Errors
-    /// If the limit cannot be exact.
+    /// If the limit cannot use exact mode.
     pub fn new(limit: &Limit) -> Result<Self, String> {
         if limit.count_refused {
-            let what = "a limit with count_refused cannot be exact across processes: remove it";
+            let what = "a limit with count_refused cannot use exact mode: remove count_refused";
             return Err(what.to_owned());
         }
         let micros = |nanos: u64| match nanos % 1000 {
             0 => Ok(nanos / 1000),
-            _ => {
-                Err("cannot be exact: the period is not a whole number of microseconds".to_owned())
-            }
+            _ => Err("exact mode requires a period of whole microseconds".to_owned()),
         };
         let token_bucket = |rate: limits::Rate, burst: u64| {
             // In lowest terms, in microseconds.
@@ -71,7 +69,7 @@ impl ExactRule {
                     burst,
                 }),
                 false => {
-                    Err("cannot be exact: the product of burst and period is too large".to_owned())
+                    Err("exact mode requires a smaller product of burst and period".to_owned())
                 }
             }
         };
@@ -86,7 +84,7 @@ impl ExactRule {
                 Ok(Kind::Window { limit, micros })
             }
             algorithm => Err(format!(
-                "a {} cannot be exact across several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
+                "a {} cannot use exact mode: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
                 algorithm.name()
             )),
         };

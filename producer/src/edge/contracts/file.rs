@@ -100,7 +100,7 @@ impl Source for File {
         let contracts = parse(text).map_err(named)?;
         let sharing = &contracts.limits.sharing;
         if self.sharing.get_or_init(|| sharing.clone()) != sharing {
-            let what = "sharing: read only at startup; restart the producer to change it";
+            let what = "sharing: applied only at startup; restart the producer to change it";
             return Err(vec![self.file.error(what)]);
         }
         Ok(contracts)
@@ -327,7 +327,7 @@ impl Reader {
     fn add_limit(&mut self, path: &str, dsp: &str, name: &str, mut limit: Table) {
         for key in ["keys", "global", "from_call"] {
             if limit.contains_key(key) {
-                let what = "the limit of a contract is for its DSP only: use [limits.NAME]";
+                let what = "a limit in a contract applies only to its DSP: use [limits.NAME]";
                 self.tables.error(&format!("{path}.{key}"), what);
             }
         }

@@ -389,7 +389,7 @@ async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
         .await?;
     let letters = std::fs::read_to_string(&letters)?;
     ensure!(
-        letters.contains("waits") && letters.contains("its DSP is rejected"),
+        letters.contains("waits") && letters.contains("the cookie's DSP is rejected"),
         "{letters}"
     );
     Ok(())

@@ -97,7 +97,7 @@ async fn contracts_are_reloaded_whole_or_not_at_all() -> Result<()> {
         .iter()
         .map(|it| it.dsps[0].seconds / 86_400);
     assert_eq!(days.collect::<Vec<_>>(), [1, 2]);
-    let body = "parameter d (the DSP id) or bidder (its name) is not a known DSP\n";
+    let body = "parameter d (the DSP id) or bidder (its name) does not name a known DSP\n";
     assert_eq!((rejected.status, &*rejected.body), (400, body));
 
     std::fs::write(&file, refusing.replace("uid_pattern", "uid_patern"))?;

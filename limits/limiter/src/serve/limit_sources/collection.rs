@@ -93,7 +93,7 @@ impl CollectionWatcher {
                         tracing::warn!(
                             collection = %name,
                             why,
-                            "cannot read the collection of limits, retrying; keeping the limits that were read last"
+                            "cannot read the collection of limits, retrying; keeping the last limits read"
                         );
                     }
                     sleep(POLL_INTERVAL).await;

@@ -360,11 +360,11 @@ async fn limits_change_at_runtime_unless_the_server_cannot_decide_on_them() -> R
     let refused = Limiter::start(&with_log, &[]).await.err();
     let refused = refused.map(|error| error.to_string()).unwrap_or_default();
     ensure!(
-        refused.contains("a sliding_log cannot be exact"),
+        refused.contains("a sliding_log cannot use exact mode"),
         "{refused}"
     );
     for (text, why) in [
-        (with_log, "a sliding_log cannot be exact"),
+        (with_log, "a sliding_log cannot use exact mode"),
         (limits.replace("'exact'", "'lease'"), "restart the limiter"),
     ] {
         fs::write(limiters[1].file("limits.toml"), text)?;

@@ -150,7 +150,7 @@ fn errors_of_limits_are_reported_where_they_are() {
         ),
         (
             contract(&format!("{rules}\nkeys = [18]")),
-            "line 6: dsp.17.limit.keys: the limit of a contract is for its DSP only",
+            "line 6: dsp.17.limit.keys: a limit in a contract applies only to its DSP",
         ),
         (
             contract(&format!("{rules}\n[limits.a]\n{rules}")),

@@ -227,7 +227,7 @@ fn the_first_error_decides_the_status() {
     unknown.check("400 Bad Request", &[], &["none unknown_dsp"]);
     assert_eq!(
         unknown.body(),
-        b"parameter d (the DSP id) or bidder (its name) is not a known DSP\n"
+        b"parameter d (the DSP id) or bidder (its name) does not name a known DSP\n"
     );
     let format = set_uid("bidder=pubmatic&f=x&gdpr=2");
     format.check("400 Bad Request", &[], &["17 f_invalid"]);

@@ -69,8 +69,8 @@ struct EndReport<'a> {
 
 impl<'a> EndReport<'a> {
     fn of(loss: &'a LossReport) -> Option<Self> {
-        let is_of_one = loss.message.contains("nothing lost in that epoch")
-            || loss.message.contains("at the end of its epoch") && !loss.is_tail_known;
+        let is_of_one = loss.message.contains("nothing lost in `epoch`")
+            || loss.message.contains("at the end of `epoch`") && !loss.is_tail_known;
         Some(Self {
             producer: &loss.producer,
             epoch: loss.epoch(),
