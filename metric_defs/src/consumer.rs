@@ -270,5 +270,4 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "Failed expiry runs, failed compactions, and failed deletions of unused cursors.",
 );
 
-const LAST_RUN: &str =
-    "Unix time of the end of the last successful expiry or compaction run; 0 if there was none.";
+const LAST_RUN: &str = "Unix time at which the last successful run ended; 0 if there was none.";

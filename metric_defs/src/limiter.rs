@@ -11,11 +11,8 @@ pub const DECISIONS: MetricDef = MetricDef::counter(
     "Reservations by outcome: granted immediately (now), granted for later (delayed), or not granted (refused).",
 )
 .by(&["limit", "outcome"]);
-pub const DELAYS: MetricDef = MetricDef::counter(
-    "limiter_delays_total",
-    "Queries for the earliest permitted time of a call.",
-)
-.by(LIMIT);
+pub const DELAYS: MetricDef =
+    MetricDef::counter("limiter_delays_total", "Requests to the `delay` operation.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
     "Calls that clients reported with `increment`, by outcome: counted, too old to have an effect (too_old), or rejected because their time is in the future (too_early).",

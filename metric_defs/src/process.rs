@@ -6,7 +6,7 @@ use crate::MetricDef;
 
 pub const CPU_SECONDS: MetricDef = MetricDef::counter(
     "process_cpu_seconds_total",
-    "Total user and system CPU time spent in seconds.",
+    "User and system CPU time used, in seconds.",
 );
 pub const OPEN_FILES: MetricDef =
     MetricDef::gauge("process_open_fds", "Number of open file descriptors.");
@@ -24,7 +24,7 @@ pub const RESIDENT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const STARTED: MetricDef = MetricDef::gauge(
     "process_start_time_seconds",
-    "Start time of the process since unix epoch in seconds.",
+    "Unix time at which the process started.",
 );
 pub const THREADS: MetricDef =
     MetricDef::gauge("process_threads", "Number of OS threads in the process.");

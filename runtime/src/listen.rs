@@ -129,17 +129,14 @@ impl Metrics {
     /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
         let of_port = |metric: MetricDef| metric.of(&format!("{process}_{port}"));
-        let open = MetricDef::gauge(
-            "connections",
-            "Open connections. The metric's name contains the port's name.",
-        );
+        let open = MetricDef::gauge("connections", "Open connections. The name states the port.");
         let accepted = MetricDef::counter(
             "connections_accepted_total",
-            "Connections accepted. The metric's name contains the port's name.",
+            "Connections accepted. The name states the port.",
         );
         let closed = MetricDef::counter(
             "connections_closed_total",
-            "Connections closed by this process, by reason. The metric's name contains the port's name.",
+            "Connections closed by this process, by reason. The name states the port.",
         );
         let metrics = Self {
             connections: registry.add(of_port(open))?,

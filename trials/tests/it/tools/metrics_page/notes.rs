@@ -170,7 +170,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_dsp_cookies_total",
         "outcome",
-        "`accepted`, or why the request was rejected, as in `producer_edge_requests_total`",
+        "`accepted`, or the reason for rejection, as in `producer_edge_requests_total`",
     ),
     label(
         "producer_dsp_would_refuse_total",
