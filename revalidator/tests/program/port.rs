@@ -167,7 +167,7 @@ async fn operators_create_pause_resume_cancel_and_acknowledge() -> Result<()> {
         operate("acknowledge")
             .await
             .unwrap_err()
-            .contains("not cancelled")
+            .contains("cancelled first")
     );
     operate("pause").await.unwrap();
     let job: Value = serde_json::from_str(&operate("show").await.unwrap())?;
