@@ -75,7 +75,7 @@ pub enum Failure {
     #[error("the store failed permanently: {0}")]
     Broken(String),
     /// The process stopped without waiting for the store.
-    #[error("stopped while the store was unavailable")]
+    #[error("the sink stopped while the store was unavailable")]
     Stopped,
 }
 

@@ -192,7 +192,7 @@ impl Subscription {
         match (previous, ended) {
             (LoggedState::Down(previous), _) if previous == why => {}
             (_, StreamEnd::Superseded(Some(producer))) => {
-                tracing::info!(%address, %producer, "standing by; a stream from a different address of this producer is open");
+                tracing::info!(%address, %producer, "standing by; a stream from this producer is already open through another address");
             }
             (_, StreamEnd::Superseded(None)) => {
                 tracing::warn!(%address, name = self.context.name, "another process uses the name of this consumer; give each consumer its own --name");

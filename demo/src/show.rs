@@ -74,7 +74,7 @@ async fn send_one(edge: &str, consumer_admin: &str) -> Result<()> {
     let response = admin::sync(edge, USER_ID, DSP_ID, BUYER_UID).await?;
     if response.status != 200 {
         bail!(
-            "the edge returned {}: {}",
+            "the producer's sync port returned {}: {}",
             response.status,
             response.body.trim()
         );

@@ -40,7 +40,7 @@ pub fn check_producer(samples: &Samples) -> Result<()> {
         let account = Balance::of(&ACCOUNT, samples, &labels)?;
         ensure!(
             account.is_balanced && account.inputs <= appended,
-            "the account of {labels:?} does not balance; cookies appended: {appended}; {}",
+            "the cookie counts of {labels:?} do not balance; cookies appended: {appended}; {}",
             account.text
         );
     }

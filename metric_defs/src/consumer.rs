@@ -8,7 +8,7 @@ use crate::{MetricDef, buckets};
 
 pub const RECEIVED: MetricDef = MetricDef::counter(
     "consumer_received_total",
-    "Cookies received. `received + retry_queue_recovered = written + superseded + suppressed + stale + deletions + deleted_on_arrival + failed + drain_skipped + waiting + retry_queue`.",
+    "Cookies received. `received + retry_queue_recovered = written + superseded + suppressed + stale + deletions + deleted_on_arrival + failed + drain_skipped + waiting + retry_queue`. Each term is the metric `consumer_…_total`; `waiting` and `retry_queue` are `consumer_…_cookies`.",
 );
 pub const WRITTEN: MetricDef = MetricDef::counter(
     "consumer_written_total",
@@ -125,7 +125,7 @@ pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const BUFFER_BYTES_MAX: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes_max",
-    "Maximum size of the receive buffer over the last two scrape intervals.",
+    "Largest number of bytes in the receive buffer over the last two scrape intervals.",
 );
 pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_limit_bytes",
@@ -165,7 +165,7 @@ pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Maximum number of cookies lost in producer restarts whose exact loss is unknown, but has a known maximum.",
+    "Upper bound of the cookies lost in producer restarts for which only an upper bound is known.",
 );
 
 // Batches and the store.
@@ -263,7 +263,7 @@ pub const COMPACTION_FREED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const COMPACTIONS: MetricDef = MetricDef::counter(
     "consumer_compactions_total",
-    "Completed compaction passes, at most one per window.",
+    "Completed compaction passes, at most one per compaction window.",
 );
 pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "consumer_maintenance_errors_total",

@@ -35,7 +35,7 @@ pub const RESTRICTED_COUNTERS: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const QUOTA_USED: MetricDef = MetricDef::gauge(
     "limiter_quota_used_ratio",
-    "For windows of one hour or more, the highest fraction of the quota that any counter of the limit has used. Waiting calls count as used, so the value can exceed 1.",
+    "For windows of one hour or more, the highest fraction of the quota that any counter of the limit has used. The quota reserved by waiting calls counts as used, so the value can exceed 1.",
 )
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Calls under shared limits, by what decided them: the server, the guaranteed share that the limiter uses while the server is unavailable (share), or neither, so that the call was refused (none).",
+    "Calls under shared limits, by what decided them. `server`: the sharing server. `share`: the guaranteed share, used while the server is unavailable. `none`: neither; the call was refused.",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(

@@ -298,7 +298,7 @@ pub const API_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["code"]);
 pub const API_ROWS: MetricDef = MetricDef::counter(
     "producer_api_rows_total",
-    "Rows of bulk requests, by outcome: accepted, dropped by the DSP's limit, or the reason for rejection.",
+    "Rows of bulk requests, by outcome: `accepted`, `dropped` by the DSP's limit, or a reason for rejection (all other outcomes).",
 )
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(

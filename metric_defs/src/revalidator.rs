@@ -20,7 +20,7 @@ pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Parallel requests that a worker sends to the origin of its job. Every process exports the workers of all processes.",
+    "Parallel requests that a worker sends to the origin of its job; 0 while it has no job. Every process exports the values of all workers.",
 )
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
@@ -56,7 +56,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of a job that have been sent to workers. Single checks, finished jobs and acknowledged jobs have no series.",
+    "Assets of a job that have been sent to workers. Single checks, finished jobs and jobs acknowledged by an operator have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(

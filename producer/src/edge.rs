@@ -1,8 +1,8 @@
 //! The edge: receives sync requests over HTTP/1.1, and appends their cookies (matches of a user id and a buyer uid) to the log.
 //!
-//! A connection waits only for its client: appending is a short critical section. A response is written after its cookie is in the
-//! log. [`head`] parses HTTP, [`request`] and [`set_uid`] parse the cookie, [`contracts`] and [`privacy`] decide whether a match
-//! is recorded. [`response`] encodes the response. These modules do no I/O; `connection` does.
+//! A connection waits only for its client, because the log is locked only briefly to append cookies. A response is written after its
+//! cookie is in the log. [`head`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`] and [`privacy`] decide
+//! whether a match is recorded; [`response`] encodes the response. These modules do no I/O; `connection` does.
 
 pub mod answer;
 mod connection;

@@ -242,7 +242,7 @@ impl admin::Pages for Pages {
         let nats = match shared.nats.get() {
             None => Err(shared.nats_error.borrow().clone()),
             Some(nats) if !nats.is_connected() => Err("disconnected; reconnecting".to_owned()),
-            Some(_) if !shared.mirror.is_current() => Err("connected; reading jobs".to_owned()),
+            Some(_) if !shared.mirror.is_current() => Err("connected, still reading jobs".into()),
             Some(_) => Ok("connected".to_owned()),
         };
         let mut components = vec![

@@ -89,7 +89,7 @@ impl Limiter {
                 let body: Value = serde_json::from_slice(&body).context("invalid JSON")?;
                 let wait = body["wait"].as_f64().unwrap_or(f64::NAN);
                 let is_valid = (0.0..=f64::from(MAX_WAIT_SECONDS + 1)).contains(&wait);
-                ensure!(is_valid, "reserve returned an invalid wait of {wait} s");
+                ensure!(is_valid, "the limiter returned an invalid wait of {wait} s");
                 Ok(Some(Duration::from_secs_f64(wait)))
             }
             StatusCode::TOO_MANY_REQUESTS => Ok(None),

@@ -1,4 +1,4 @@
-//! The debug endpoint of the admin port: CPU profiles. They cost CPU time, so `--debug-endpoints` must enable them.
+//! The debug endpoint of the admin port: CPU profiles. They cost CPU time, and are therefore available only with `--debug-endpoints`.
 
 mod profile;
 

@@ -62,7 +62,7 @@ impl DriveArgs {
         // At least one connection per producer.
         let connections_min = NonZeroUsize::new(cluster.producers.len());
         Ok(Plan {
-            urls: urls.context("invalid address of a producer")?,
+            urls: urls.context("invalid producer address")?,
             connections: self
                 .connections
                 .max(connections_min.unwrap_or(NonZeroUsize::MIN)),

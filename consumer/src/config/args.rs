@@ -179,7 +179,7 @@ pub struct RetentionArgs {
     )]
     pub ttl: Duration,
 
-    /// Time to live of a DSP's cookies, which overrides --ttl; for example, 17=7d,42=30d
+    /// Time to live of a DSP's cookies, for example 17=7d,42=30d; overrides --ttl
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
@@ -196,8 +196,8 @@ pub struct RetentionArgs {
 
     /// Suppress a cookie if the same buyer uid was stored for its user and DSP within this interval; with 0s, every cookie is written
     ///
-    /// The stored cookie is not refreshed, and may therefore expire early, by up to this interval or half of its time to live,
-    /// whichever is shorter.
+    /// A suppressed cookie does not extend the stored one, which may therefore expire early: by at most this interval, and at most
+    /// half of its time to live.
     #[arg(
         long,
         value_name = "TIME",
@@ -206,7 +206,7 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory for tracking the cookies stored within --refresh-interval, about 50 bytes per pair of user and DSP
+    /// Memory for tracking the cookies stored in the last --refresh-interval; each pair of user and DSP takes about 50 bytes
     #[arg(
         long,
         value_name = "BYTES",
@@ -232,7 +232,7 @@ pub struct RetentionArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
 pub struct MongodbArgs {
-    /// Prefix of MongoDB database names; the DSP id or `cookiesync` follows it
+    /// Prefix of MongoDB database names; a name is this prefix followed by a DSP id or by `cookiesync`
     #[arg(long, value_name = "PREFIX", default_value = "", value_parser = parse_prefix)]
     pub mongodb_prefix: String,
 

@@ -1,4 +1,4 @@
-//! Metrics of maintenance.
+//! Metrics of the maintenance of the store: expiry and compaction.
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 

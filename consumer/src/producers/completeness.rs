@@ -1,4 +1,4 @@
-//! Completeness of this node: the time up to which it has all cookies that a producer accepted. Does no I/O.
+//! Completeness of this node for one producer: the time up to which the node has all cookies that this producer accepted. Does no I/O.
 
 /// Times of one epoch of a producer by the producer's clock, in microseconds since the Unix epoch; 0 if unknown.
 #[derive(Debug, Default)]

@@ -94,7 +94,7 @@ fn imbalance_of_one_cookie_is_reported_with_all_terms() {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("does not balance") && error.contains("undelivered"),
+            error.contains("do not balance") && error.contains("undelivered"),
             "{error}"
         );
     }

@@ -174,7 +174,7 @@ impl Lease {
         if let Some(link) = link
             && let Err(error) = send(&link, &key, terms, &request).await
         {
-            tracing::warn!(%error, "failed to leave the sharing group; this process's share stays reserved until forget_after expires");
+            tracing::warn!(%error, "failed to leave the sharing group; this process's share stays reserved until `forget_after` elapses");
         }
     }
 

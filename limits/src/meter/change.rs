@@ -1,4 +1,4 @@
-//! Changes to a limit's parameters: carry-over of usage, and cancellation of future slots for rescheduling.
+//! Changes to a limit's parameters: carries over the usage of keys, and cancels future slots so that their calls can be rescheduled.
 
 use super::{AlgorithmState, KeyState, Kind, Meter, MeterKind as _, Usage};
 

@@ -1,9 +1,10 @@
-//! The warm-up limiter: evenly spaced calls whose interval is up to three times as long after idle time. Each call delays the next one.
+//! The warm-up limiter: spaces calls by an interval; after idle time, the interval is up to three times the normal one. Each call
+//! delays the next one.
 //!
-//! Idle time is *stored*, up to `warm_up`; a new key has stored all of it. A call consumes one interval of stored time. While `x` is
-//! stored, the cost per consumed time is 1 up to `half = warm_up/2`, and above that `1 + 4·(x - half)/warm_up`, up to 3. Example: with
-//! 1/s and a warm-up of 1 s, the first call consumes 0.5 s above the half at an average cost of 2, and 0.5 s below it at 1. The second
-//! call is possible after 1.5 s.
+//! Idle time is *stored*, up to `warm_up`; a new key starts with `warm_up` stored. A call consumes one interval of stored time, or all
+//! stored time if that is less. It delays the next call by the interval plus a surcharge of `2·(a² - b²)/warm_up`, where `a` and `b` are
+//! the stored time above `half = warm_up/2` (0 if below) before and after the call. Example: with 1/s and a warm-up of 1 s, the first
+//! call consumes 1 s, so that `a` is 0.5 s and `b` is 0. The surcharge is 0.5 s, and the second call is possible after 1.5 s.
 
 use std::time::Duration;
 

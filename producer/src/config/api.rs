@@ -53,7 +53,7 @@ pub struct ApiLimits {
     )]
     pub api_requests_per_second: usize,
 
-    /// Maximum number of rows per second for each API token
+    /// Maximum number of rows of bulk requests per second for each API token
     #[arg(
         long,
         value_name = "COUNT",

@@ -164,7 +164,7 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum number of bytes to send again to a subscriber that reconnects without a cursor (its own record of its position)
+    /// Maximum number of bytes to send again to a subscriber that reconnects without a cursor (the position that the subscriber recorded)
     ///
     /// They replace bytes in flight that were lost with the connection. If the subscriber's receive window is smaller than this maximum,
     /// fewer bytes are sent again.
@@ -195,7 +195,8 @@ pub struct ResourceLimits {
 
     /// Maximum number of bytes in flight (handed to connections, but not yet written), which do not count toward --log-bytes
     ///
-    /// Above it, stalled subscribers are disconnected first, then those with the most bytes in flight. At least 256 KiB plus 3 chunks.
+    /// When this is exceeded, stalled subscribers are disconnected first, then those with the most bytes in flight. At least 256 KiB
+    /// plus 3 chunks.
     #[arg(
         long,
         value_name = "BYTES",
@@ -271,7 +272,7 @@ pub struct ResourceLimits {
     )]
     pub idle_timeout: Duration,
 
-    /// Time limit for an HTTP client to read its responses
+    /// Maximum time that a response may be blocked because the HTTP client does not read it
     #[arg(
         long,
         group = RELOADED,

@@ -1,8 +1,8 @@
 //! One HTTP/2 connection: its calls, keepalive pings, and graceful shutdown.
 //!
 //! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll the
-//! response until then. Neither a status nor a reset could end such a stalled stream, and its in-flight bytes could
-//! not be counted.
+//! response again until HTTP/2 has this capacity. Neither a status nor a reset could end such a stalled stream, and its
+//! in-flight bytes could not be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 

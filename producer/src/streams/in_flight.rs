@@ -2,7 +2,8 @@
 //! stream and in total, and bounded by one budget for all streams (`--in-flight-bytes`).
 //!
 //! Bytes are in flight until HTTP/2 has written or dropped them. A client that stops reading keeps them in memory even after
-//! the log has evicted them. When the total exceeds the budget, the slowest streams are disconnected (`disconnect.rs`).
+//! the log has evicted them. When the total exceeds the budget, stalled streams are disconnected first, then those with
+//! the most bytes in flight (`disconnect.rs`).
 //!
 //! Each stream is charged in full, although chunks are shared with the log and other streams. The total is therefore an
 //! upper bound; an exact count would cost too much.

@@ -102,7 +102,7 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
     ids::check_name(name).map_err(|_| {
         Status::invalid_argument(format!(
-            "{field} must have 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes and no control characters"
+            "{field} must be 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes long and contain no control characters"
         ))
     })
 }

@@ -87,7 +87,7 @@ pub(super) struct LimiterArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099")]
     pub(super) limiter: String,
 
-    /// File with the token for the limiter
+    /// File that contains the token to send to the limiter
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limiter_token_file: String,
 }

@@ -26,6 +26,10 @@ const WORK: &str = "revalidator.work.";
 const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
 const RESULTS: &str = "revalidator.results.";
 
+/// Errors of reading the results, and of reading their size.
+const READ: &str = "cannot read batch results from NATS";
+const SIZE: &str = "cannot read the size of batch results from NATS";
+
 const MESSAGE_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const STREAM_BYTES_MAX: i64 = 1 << 30;
 
@@ -282,12 +286,10 @@ impl Engine for Nats {
             ..push::OrderedConfig::default()
         };
         let consumer = self.results.create_consumer(config).await;
-        let messages = consumer.context("cannot read results")?.messages().await;
-        let payloads = messages.context("cannot read results")?.map(|message| {
-            let message = message.context("cannot read results")?;
-            let info = message
-                .info()
-                .map_err(|error| anyhow!("cannot read results: {error}"))?;
+        let messages = consumer.context(READ)?.messages().await;
+        let payloads = messages.context(READ)?.map(|message| {
+            let message = message.context(READ)?;
+            let info = message.info().map_err(|error| anyhow!("{READ}: {error}"))?;
             Ok((info.stream_sequence, message.payload.clone()))
         });
         Ok(payloads.boxed())
@@ -295,7 +297,7 @@ impl Engine for Nats {
 
     async fn result_bytes(&self) -> Result<u64> {
         let info = self.results.get_info().await;
-        Ok(info.context("cannot read results")?.state.bytes)
+        Ok(info.context(SIZE)?.state.bytes)
     }
 
     async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {

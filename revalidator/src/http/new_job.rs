@@ -167,7 +167,7 @@ impl<E: Engine> Api<E> {
         if received.is_some() && self.bodies.is_none() {
             return Err(invalid("--no-maker is set: send assets to another process"));
         }
-        let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
+        let exists = || Problem::new(problem::CONFLICT, "a job with this id already exists");
         if let Some(body) = &mut received {
             (job.has_body, job.cursor) = (true, body.start.to_string());
             let key = maker_key(&job.job_id);

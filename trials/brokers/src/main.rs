@@ -1,9 +1,9 @@
 //! `brokers`: compares the producer with NATS and Redis, using cookies of the same sizes.
 //!
-//! Each run starts a new server on loopback with its state in a temporary directory. This process publishes (`bench load` to
-//! the producer), and another process subscribes. CPU time and memory are those of the server process. Subscribers detect lost
-//! and repeated cookies by the sequence numbers in the messages. `GetCookies` sends no sequence numbers, so a repeated cookie
-//! can hide a lost one.
+//! Each run starts a new server on loopback with its state in a temporary directory. The `brokers` process publishes (for
+//! the producer, it runs `bench load`), and another process subscribes. CPU time and memory are those of the server process.
+//! Subscribers detect lost and repeated cookies by the sequence numbers in the messages. `GetCookies` sends no sequence numbers,
+//! so a repeated cookie can hide a lost one.
 
 mod broker;
 mod cookiesync;

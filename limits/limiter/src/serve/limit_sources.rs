@@ -138,7 +138,7 @@ impl LimitSources {
             Ok(effective) => self.activate(effective, None),
             Err(why) => {
                 let source = "collection";
-                tracing::warn!(source, why, "limits rejected; keeping the previous version");
+                tracing::warn!(source, why, "invalid limits; keeping the previous version");
                 self.active().rejected = Some(format!("{source}: {why}"));
             }
         }

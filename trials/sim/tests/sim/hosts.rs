@@ -1,4 +1,5 @@
-//! Runs the real programs on the simulated hosts, as their `main` does, and records their incarnations (runs of a process).
+//! Runs the real programs on the simulated hosts, as the `main` of each program does, and records the incarnations (runs) of
+//! each process.
 
 use std::{
     ffi::OsString,

@@ -1,7 +1,7 @@
-//! Tests of cookies that are released later than they were accepted: the newest acceptance time wins in every store, and clients
-//! without age support are counted.
+//! Tests of cookies that are released some time after they were accepted: the newest acceptance time wins in every store, and
+//! clients without age support are counted.
 //!
-//! The producer runs in the test process, which appends to its log.
+//! The producer runs in the test process, so that the tests append directly to the producer's log.
 
 use std::time::Duration;
 

@@ -135,7 +135,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters; each rule of a limit uses one counter per key. At the maximum, unused counters are evicted
+    /// Maximum number of counters; each rule of a limit uses one counter per key. When the maximum is reached, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 

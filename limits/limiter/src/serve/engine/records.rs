@@ -54,7 +54,7 @@ pub enum RestoreFailure {
     #[error("the records were written by a different version of the limiter")]
     Version,
     /// The records have more counters than the settings allow.
-    #[error("the records contain more counters than the settings allow")]
+    #[error("the records contain more counters than --counters or --counters-memory allows")]
     CounterLimit,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of accounts with examples, and against a model of the outcome of every cookie.
+//! Tests accounts (the counts of a subscriber's cookies by outcome) on examples, and against a model of the outcome of every cookie.
 
 use proptest::prelude::*;
 

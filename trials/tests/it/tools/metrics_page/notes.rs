@@ -132,7 +132,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "revalidator_job_resume_unix_seconds",
         "reason",
-        "why the job is in this state (the text up to the first colon, at most 100 characters), or empty",
+        "beginning of the text that states why the job is in this state (up to its first colon, at most 100 characters), or empty",
     ),
     label(
         "",
@@ -202,8 +202,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_lost_total",
-        "`lag_limit`: this consumer lagged by more than the producer's `--queue-cookies`. `evicted`: it lagged or was disconnected for \
-         longer than the log retains cookies. `producer_ended`: the producer ended before it delivered them. `unspecified`: not known.",
+        "`lag_limit`: this consumer lagged by more than the producer's `--queue-cookies`. `evicted`: it fell further behind \
+         than the log retains cookies. `producer_ended`: the producer exited before it delivered the cookies. `unspecified`: unknown.",
     ),
     (
         "producer_subscriber_resumes_total",
@@ -238,9 +238,9 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_failed_total",
-        "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: its DSP is in --rejected-dsps, or \
-         is not in --dsps while --unlisted-dsps-max is reached. `rejected`: became a dead letter. `unreadable`: damaged in the \
-         retry queue.",
+        "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: the DSP is in --rejected-dsps, or \
+         is not in --dsps and --unlisted-dsps-max unlisted DSPs are already accepted. `rejected`: became a dead letter. \
+         `unreadable`: damaged in the retry queue.",
     ),
     (
         "consumer_producer_connected",
