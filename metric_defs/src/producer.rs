@@ -54,7 +54,7 @@ pub const LOG_LIMIT_BYTES: MetricDef =
     MetricDef::gauge("producer_log_limit_bytes", "Maximum size of the log.");
 pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks in the log.");
 pub const LOG_COOKIES: MetricDef =
-    MetricDef::gauge("producer_log_cookies", "Cookies in the chunks of the log.");
+    MetricDef::gauge("producer_log_cookies", "Cookies and deletions in the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
     "Age of the oldest chunk in the log. A node that is disconnected for a shorter time loses nothing.",
@@ -155,7 +155,7 @@ pub const RESUMES: MetricDef = MetricDef::counter(
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
     "producer_subscribers_without_series",
-    "Subscribers without their own metric series, because there are too many subscribers.",
+    "Subscribers without their own metric series, because there have been too many names.",
 );
 
 pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
