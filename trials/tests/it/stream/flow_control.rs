@@ -16,7 +16,7 @@ use crate::{
     mongods::shared,
 };
 
-/// The maximum memory of a consumer in docs/operation.md, without `--refresh-bytes`.
+/// The maximum memory of a consumer in deploy/README.md, without `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
 
 const PRODUCERS: u64 = 8;
