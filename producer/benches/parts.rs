@@ -14,8 +14,8 @@ use std::{
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
     edge::contracts::file::File,
+    inlet::Inlet,
     log::{AppendBatch, Config, Delivery, Log, Reader},
-    shaping::Shaping,
 };
 use proto::wire::{ChunkRef, CookieRef};
 use runtime::reload::{NamedFile, Reloader};
@@ -43,8 +43,8 @@ mod counted {
             head,
             request::{SCRATCH, StatedMatch},
         },
+        inlet::Inlet,
         log::{AppendBatch, Delivery, Log, Reader},
-        shaping::Shaping,
     };
     use proto::wire::{self, ChunkRef, CookieRef};
 
@@ -87,7 +87,7 @@ mod counted {
     /// Like [`append`], under a limit in observe mode.
     #[inline(never)]
     pub(super) fn limited(
-        shaping: &Shaping,
+        inlet: &Inlet,
         batch: &mut AppendBatch,
         cookies: &[CookieRef<'_>],
         together: usize,
@@ -96,11 +96,11 @@ mod counted {
             let now = Instant::now();
             for cookie in read {
                 if batch.is_full() {
-                    shaping.append(batch, now).expect("the log is open");
+                    inlet.append(batch, now).expect("the log is open");
                 }
                 batch.push(cookie);
             }
-            shaping.append(batch, now).expect("the log is open");
+            inlet.append(batch, now).expect("the log is open");
         }
     }
 
@@ -278,11 +278,11 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
-    let shaping = Shaping::start("", Arc::new(limits), None, log).expect("no spool");
+    let inlet = Inlet::start("", Some(Arc::new(limits)), None, log).expect("no spool");
     let mut batch = AppendBatch::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::limited(&shaping, &mut batch, &cookies, together));
+        .bench_local(|| counted::limited(&inlet, &mut batch, &cookies, together));
 }
 
 /// An item is a chunk delivered to a reader. All `readers` read each chunk, one after the other.

@@ -53,7 +53,7 @@ use self::{
     tokens::Client,
 };
 use crate::{
-    config::ApiLimits, edge::dsps::Dsps, log::Log, rate_limits::RateLimits, shaping::Shaping,
+    config::ApiLimits, edge::dsps::Dsps, inlet::Inlet, rate_limits::RateLimits,
     streams::subscribers::Subscribers,
 };
 
@@ -91,10 +91,8 @@ pub struct Api {
 pub struct Parts {
     /// Id of the producer, used in receipts.
     pub producer_id: String,
-    /// The log, to which matches and deletions are appended.
-    pub log: Log,
-    /// The DSP rate limits; `None` without limits.
-    pub shaping: Option<Shaping>,
+    /// The inlet, to which matches and deletions are appended.
+    pub inlet: Inlet,
     /// The known DSPs, with their contracts.
     pub dsps: Dsps,
     /// The subscribers, which include all nodes.

@@ -25,12 +25,12 @@ use crate::{
     config::Config,
     edge::{self, Edge, contracts::Contracts, dsps::Dsps, opt_out::OptOut},
     epoch_history,
+    inlet::{self, Inlet},
     log::{self, Log},
     memory, metrics,
     readiness::{AcceptTask, Readiness},
     security::AccessControl,
     server::Server,
-    shaping::{self, Shaping},
     streams::{
         self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
         times_to_live::TimesToLive,
@@ -52,9 +52,9 @@ pub struct App {
     pub log: Log,
     subscribers: Subscribers,
     /// The DSP rate limits; `None` without contracts.
-    pub shaping: Option<Shaping>,
+    pub inlet: Inlet,
     /// A separate stage, which ends after the edge and before the log is closed.
-    shaping_stage: Stage,
+    inlet_stage: Stage,
     edge: Stage,
     api: Stage,
     streams: Stage,
@@ -150,9 +150,8 @@ impl App {
         config.security.warn_if_exposed(addresses.grpc);
         let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
-        let shape = |file| Shaping::start(&producer_id, file, spool, log.clone());
-        let shaping = file.clone().map(shape).transpose()?;
-        shaping::register(&registry, shaping.clone())?;
+        let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
+        inlet::register(&registry, inlet.clone())?;
         let contracts = file.as_ref().map(|file| file.current());
         let times_to_live = TimesToLive::default();
         let times = contracts.as_ref().map(|it| it.times_to_live());
@@ -176,8 +175,8 @@ impl App {
             log,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone()),
             subscribers,
-            shaping,
-            shaping_stage: Stage::default(),
+            inlet,
+            inlet_stage: Stage::default(),
             edge: Stage::default(),
             api: Stage::default(),
             streams: Stage::default(),
@@ -194,8 +193,7 @@ impl App {
         let opt_out = config.api.opt_out;
         let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
         let edge = Edge {
-            log: app.log.clone(),
-            shaping: app.shaping.clone(),
+            inlet: app.inlet.clone(),
             opt_out,
             uid: config.network.uid,
             metrics: edge,
@@ -208,8 +206,7 @@ impl App {
         if let Some(port) = ports.api {
             let parts = api::Parts {
                 producer_id: producer_id.clone(),
-                log: app.log.clone(),
-                shaping: app.shaping.clone(),
+                inlet: app.inlet.clone(),
                 dsps: app.dsps.clone(),
                 subscribers: app.subscribers.clone(),
                 draining: app.draining.clone(),
@@ -239,10 +236,10 @@ impl App {
             },
             grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
             dsps: app.dsps.clone(),
-            shaping: app.shaping.clone(),
+            inlet: app.inlet.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
-        app.start_shaping();
+        app.start_inlet();
         services.serve_admin(ports.admin, &config.common, readiness)?;
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
@@ -253,12 +250,10 @@ impl App {
         Ok(app)
     }
 
-    fn start_shaping(&self) {
-        let stage = &self.shaping_stage;
-        if let Some(shaping) = &self.shaping {
-            stage.tasks.spawn(shaping.clone().run(stage.stop.clone()));
-            stage.tasks.spawn(shaping.clone().share(stage.stop.clone()));
-        }
+    fn start_inlet(&self) {
+        let (stage, inlet) = (&self.inlet_stage, &self.inlet);
+        stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
+        stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
     }
 
     fn start_streams(

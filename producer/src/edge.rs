@@ -43,8 +43,8 @@ use self::{
     response::Outcome,
 };
 use crate::{
-    log::{AppendBatch, Closed, Log},
-    shaping::Shaping,
+    inlet::Inlet,
+    log::{AppendBatch, Closed},
 };
 
 /// The requests of one read.
@@ -62,12 +62,10 @@ struct ReadRequests<'a> {
 /// The edge of one producer.
 #[derive(Debug)]
 pub struct Edge {
-    /// The log, to which it appends.
-    pub log: Log,
+    /// The inlet, to which it appends.
+    pub inlet: Inlet,
     /// Its metrics.
     pub metrics: Metrics,
-    /// The DSP rate limits; `None` without limits.
-    pub shaping: Option<Shaping>,
     /// The opt-out page, if there is one.
     pub opt_out: Option<OptOut>,
     /// The response to a browser without a user id.
@@ -136,8 +134,7 @@ impl Edge {
             (opt_out::PATH, Some(opt_out)) => {
                 // The deletion of an opt-out must follow the matches that were sent before it.
                 self.append(read)?;
-                let page =
-                    opt_out.handle(head, headers, read.client, &self.log, self.shaping.as_ref());
+                let page = opt_out.handle(head, headers, read.client, &self.inlet);
                 return Ok(page.map_or(Outcome::MethodNotAllowed, Outcome::OptOut));
             }
             _ => return Ok(Outcome::NotFound),
@@ -280,10 +277,7 @@ impl Edge {
     fn append(&self, read: &mut ReadRequests<'_>) -> Result<(), Closed> {
         let count = u64::from(read.batch.count());
         if count > 0 {
-            match &self.shaping {
-                Some(shaping) => drop(shaping.append(read.batch, read.read_at)?),
-                None => self.log.append(read.batch)?,
-            }
+            self.inlet.append(read.batch, read.read_at)?;
             self.metrics.accepted.inc_by(count);
         }
         self.metrics.dsps.add(&mut read.tally, read.known);

@@ -1,7 +1,8 @@
 //! The producer accepts sync requests and streams their cookies (matches of a user id and a DSP's id for that user) to
 //! every exchange node.
 //!
-//! The path of a cookie: [`edge`] parses it from a request. With rate limits, [`shaping`] may queue or drop it. [`log`]
+//! The path of a cookie: [`edge`] parses it from a request. [`inlet`] appends it to the log, unless a rate limit
+//! queues or drops it. [`log`]
 //! encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
 //! bytes of the chunk to each subscriber's HTTP/2 stream, which [`server`] writes to its connection.
 //!
@@ -14,6 +15,7 @@ pub mod app;
 pub mod config;
 pub mod edge;
 pub mod epoch_history;
+pub mod inlet;
 mod locks;
 pub mod log;
 mod log_gate;
@@ -23,5 +25,4 @@ mod rate_limits;
 pub mod readiness;
 pub mod security;
 pub mod server;
-pub mod shaping;
 pub mod streams;

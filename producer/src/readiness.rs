@@ -9,7 +9,7 @@ use runtime::{
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{edge::dsps::Dsps, shaping::Shaping};
+use crate::{edge::dsps::Dsps, inlet::Inlet};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct Readiness {
     /// The contracts, reported but always ready: an invalid version of the file stops neither requests nor streams.
     pub dsps: Dsps,
     /// The DSP rate limits, reported but always ready.
-    pub shaping: Option<Shaping>,
+    pub inlet: Inlet,
 }
 
 /// A port and the task that accepts its connections.
@@ -39,8 +39,8 @@ impl Pages for Readiness {
     fn components(&self) -> Vec<Component> {
         let contracts = self.dsps.describe_contracts();
         let contracts = contracts.map(|it| Component::new("contracts", Ok(it)));
-        let limits = self.shaping.iter();
-        let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.describe())));
+        let limits = self.inlet.describe();
+        let limits = limits.map(|it| Component::new("limits", Ok(it)));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
         [ready::drain(self.draining.is_cancelled())]
             .into_iter()
@@ -81,7 +81,7 @@ mod tests {
             http: accept_task(1),
             grpc: accept_task(2),
             dsps: Dsps::register(&Registry::new(), None, None).unwrap(),
-            shaping: None,
+            inlet: crate::inlet::tests::without_limits(),
         };
         let failing = || {
             let components = readiness

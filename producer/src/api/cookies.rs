@@ -111,7 +111,7 @@ impl Intake for Cookies<'_> {
         match row.t {
             None => self.batch.push(&cookie),
             Some(millis) => {
-                let now = self.api.inner.parts.log.unix_micros();
+                let now = self.api.inner.parts.inlet.log().unix_micros();
                 let accepted = bulk::time(now, millis)?;
                 self.batch.push_accepted(&cookie, accepted, now);
             }
@@ -129,10 +129,7 @@ impl Intake for Cookies<'_> {
     fn append(&mut self) -> Result<[u64; 2], Problem> {
         let count = u64::from(self.batch.count());
         let parts = &self.api.inner.parts;
-        let dropped = match &parts.shaping {
-            Some(shaping) => shaping.append(&mut self.batch, Instant::now()),
-            None => parts.log.append(&mut self.batch).map(|()| 0),
-        };
+        let dropped = parts.inlet.append(&mut self.batch, Instant::now());
         let dropped = dropped.map_err(|_| draining())?;
         parts.dsps.add(&mut self.tally, &mut self.known);
         Ok([count - dropped, dropped])
@@ -151,7 +148,7 @@ impl Api {
         let connected = nodes
             .iter()
             .filter(|node| node.connected && node.confirmed.is_some());
-        let lags = parts.log.ages(connected.map(|node| node.position));
+        let lags = parts.inlet.log().ages(connected.map(|node| node.position));
         let lag = lags.into_iter().max().unwrap_or_default();
         if lag <= parts.lag_max {
             return Ok(());

@@ -76,7 +76,7 @@ pub(super) async fn delete_one(
         dsp_id,
         until_unix_micros: None,
     };
-    let sequence = in_log(api.append_deletions(vec![deletion])?).await?;
+    let sequence = in_log(api.delete(vec![deletion])?).await?;
     api.count_deletions(scope, 1);
     let accepted = api.accepted(sequence, sequence, json!({})).await;
     Ok(reply::json(StatusCode::ACCEPTED, &accepted))
@@ -96,17 +96,9 @@ pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Rep
 }
 
 impl Api {
-    /// Appends deletions to the log, and drops queued cookies that they cover.
-    fn append_deletions(
-        &self,
-        deletions: Vec<Deletion>,
-    ) -> Result<oneshot::Receiver<Sequence>, Problem> {
-        let parts = &self.inner.parts;
-        if let Some(shaping) = &parts.shaping {
-            shaping.delete(&deletions);
-        }
-        let appended = parts.log.append_deletions(deletions);
-        appended.map_err(|_| draining())
+    fn delete(&self, deletions: Vec<Deletion>) -> Result<oneshot::Receiver<Sequence>, Problem> {
+        let deleted = self.inner.parts.inlet.delete(deletions);
+        deleted.map_err(|_| draining())
     }
 
     fn count_deletions(&self, scope: &str, count: u64) {
@@ -155,7 +147,7 @@ impl Intake for Deletions<'_> {
         if !client.permissions.may_use(dsp_id) {
             return Err(bulk::FORBIDDEN_DSP);
         }
-        let now = self.api.inner.parts.log.unix_micros();
+        let now = self.api.inner.parts.inlet.log().unix_micros();
         let until = row.t.map(|millis| bulk::time(now, millis));
         self.part.push(Deletion {
             user_id: row.u.into_owned(),
@@ -169,7 +161,7 @@ impl Intake for Deletions<'_> {
         let part = std::mem::take(&mut self.part);
         let count = part.len() as u64;
         if count > 0 {
-            let appended = self.api.append_deletions(part)?;
+            let appended = self.api.delete(part)?;
             match self.first {
                 None => self.first = Some((appended, count)),
                 Some(_) => self.last = Some(appended),

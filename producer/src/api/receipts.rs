@@ -21,7 +21,7 @@ use crate::{log::Sequence, streams::subscribers::Confirmed};
 
 /// The receipt of deletions with these sequence numbers in the log of this producer.
 pub(super) fn receipt(parts: &Parts, first: Sequence, last: Sequence) -> String {
-    let epoch = parts.log.epoch();
+    let epoch = parts.inlet.log().epoch();
     format!("{}:{epoch}:{first}-{last}", parts.producer_id)
 }
 
@@ -61,8 +61,8 @@ pub(super) async fn show(
         let problem = Problem::new(WRONG_PRODUCER, detail);
         return Err(problem.with("producer", producer));
     }
-    let is_current = epoch == parts.log.epoch();
-    if is_current && last > parts.log.stats().appended {
+    let is_current = epoch == parts.inlet.log().epoch();
+    if is_current && last > parts.inlet.log().stats().appended {
         return Err(Problem::new(NOT_FOUND, "unknown receipt"));
     }
     let (mut confirmed, mut pending, mut unknown) = (0, Vec::new(), Vec::new());

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::{
     edge::contracts::file::{self, File},
-    log::{self, Delivery},
+    log::{self, Delivery, Log},
 };
 
 fn api() -> Api {
@@ -45,14 +45,15 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
     tokio::spawn(log::run_timers(log.clone()));
     let parts = Parts {
         producer_id: "p".to_owned(),
-        log: log.clone(),
-        shaping: limits.map(|limits| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(&file, limits).unwrap();
-            let named = NamedFile::from_flag("--contracts", &file.path().display().to_string());
-            let limits = Reloader::load(File::new(named.unwrap())).unwrap();
-            Shaping::start("", Arc::new(limits), None, log.clone()).unwrap()
-        }),
+        inlet: {
+            let file = limits.map(|limits| {
+                let file = tempfile::NamedTempFile::new().unwrap();
+                std::fs::write(&file, limits).unwrap();
+                let named = NamedFile::from_flag("--contracts", &file.path().display().to_string());
+                Arc::new(Reloader::load(File::new(named.unwrap())).unwrap())
+            });
+            Inlet::start("", file, None, log).unwrap()
+        },
         dsps: Dsps::register(&registry, None, None).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
@@ -163,7 +164,7 @@ async fn valid_rows_enter_the_log_and_invalid_ones_are_named() {
         "malformed",
     ];
     assert_eq!(reasons, expected);
-    assert_eq!(api.inner.parts.log.stats().appended, 3);
+    assert_eq!(api.inner.parts.inlet.log().stats().appended, 3);
 }
 
 #[tokio::test]
@@ -174,7 +175,10 @@ async fn observed_refusals_of_rows_are_counted() {
     parts.dsps.set_contracts(Arc::new(contracts));
     let rows = r#"{"u":"u","d":17,"b":"$UID"}"#;
     let (status, _) = post(&api, "/v1/cookies", format!("{rows}\n").repeat(100)).await;
-    assert_eq!((status, parts.log.stats().appended), (StatusCode::OK, 100));
+    assert_eq!(
+        (status, parts.inlet.log().stats().appended),
+        (StatusCode::OK, 100)
+    );
     let families = api.inner.parts.dsps.families();
     let counted = families[1].get_metric()[0].get_counter().get_value();
     assert_eq!(counted, 100.0);
@@ -245,7 +249,7 @@ async fn cookies_above_the_limit_of_their_dsp_are_not_accepted() {
     let rows: String = (0..10).map(|user| row(user, 17) + &row(user, 18)).collect();
     let (status, summary) = post(&api, "/v1/cookies", rows).await;
     assert_eq!(status, StatusCode::MULTI_STATUS, "{summary}");
-    let accepted = api.inner.parts.log.stats().appended;
+    let accepted = api.inner.parts.inlet.log().stats().appended;
     assert!(accepted < 20);
     let expected =
         json!({"accepted": accepted, "dropped": 20 - accepted, "rejected": 0, "errors": []});
@@ -268,8 +272,8 @@ async fn row_with_a_time_never_looks_newer() {
         clippy::disallowed_methods,
         reason = "the task ends with the test's runtime"
     )]
-    tokio::spawn(parts.shaping.clone().unwrap().run(parts.draining.clone()));
-    let mut reader = parts.log.reader(1, u64::MAX, 0);
+    tokio::spawn(parts.inlet.clone().run(parts.draining.clone()));
+    let mut reader = parts.inlet.log().reader(1, u64::MAX, 0);
     let now = runtime::unix_micros() / 1_000;
     for dsp in [17, 18] {
         for millis in now - 10..now {
@@ -295,7 +299,7 @@ async fn row_with_a_time_never_looks_newer() {
 #[tokio::test(start_paused = true)]
 async fn rows_above_the_rate_of_a_token_wait_or_are_rejected() {
     let api = api_with(1_000, None);
-    let appended = || api.inner.parts.log.stats().appended;
+    let appended = || api.inner.parts.inlet.log().stats().appended;
     let rows = |count| "{\"u\":\"u\",\"d\":1,\"b\":\"b\"}\n".repeat(count);
     let began = tokio::time::Instant::now();
     let (status, _) = post(&api, "/v1/cookies", rows(11_000)).await;
@@ -345,10 +349,10 @@ async fn unusual_rows_are_rejected_or_read_like_any_json() {
         (&format!(r#"{{"x":{deep}"#), Some("malformed")),
         (&deep, Some("malformed")),
     ] {
-        let appended = api.inner.parts.log.stats().appended;
+        let appended = api.inner.parts.inlet.log().stats().appended;
         let (_, summary) = post(&api, "/v1/cookies", row.to_owned()).await;
         assert_eq!(summary["errors"][0]["reason"].as_str(), expected, "{row}");
-        let added = api.inner.parts.log.stats().appended - appended;
+        let added = api.inner.parts.inlet.log().stats().appended - appended;
         assert_eq!(added, u64::from(expected.is_none()), "{row}");
     }
     let invalid = b"{\"u\":\"u\",\"d\":1,\"b\":\"\xff\"}".to_vec();
@@ -390,7 +394,7 @@ async fn rows_enter_the_log_before_more_of_the_body_arrives() {
         ),
         ("/v1/deletions", "{\"u\":\"u\"}\n{\"u\":\n"),
     ] {
-        let appended = || api.inner.parts.log.stats().appended;
+        let appended = || api.inner.parts.inlet.log().stats().appended;
         let (parts, body) = SlowBody::channel();
         parts.try_send(Bytes::from_static(row.as_bytes())).unwrap();
         let before = appended();

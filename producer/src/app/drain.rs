@@ -14,7 +14,7 @@ use crate::{config::Shutdown, streams::Streams};
 const EDGE_GRACE: Duration = Duration::from_millis(2500);
 
 /// Maximum time to wait for the release task, which needs less than a millisecond.
-const SHAPING_GRACE: Duration = Duration::from_millis(500);
+const RELEASE_GRACE: Duration = Duration::from_millis(500);
 
 /// Time at the end of the drain during which only the admin port is open.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
@@ -45,12 +45,8 @@ impl App {
         if !is_edge_done {
             tracing::info!("closed HTTP connections with unfinished requests");
         }
-        if let Some(shaping) = &self.shaping {
-            self.shaping_stage
-                .drain(Instant::now() + SHAPING_GRACE)
-                .await;
-            shaping.drain(Instant::now() + timeout / 4).await;
-        }
+        self.inlet_stage.drain(Instant::now() + RELEASE_GRACE).await;
+        self.inlet.drain(Instant::now() + timeout / 4).await;
         self.log.close();
         let admin_grace = ADMIN_GRACE.min(timeout / 4);
         let behind = self.drain_streams(end - admin_grace).await;

@@ -10,7 +10,7 @@ use runtime::{
 
 use crate::{
     edge::contracts::file::{ContractsFile, File},
-    shaping,
+    inlet,
 };
 
 /// The settings as written; an empty string means not set.
@@ -45,7 +45,7 @@ impl DspsConfig {
     /// Maximum bytes of all DSP queues under the current limits.
     pub(crate) fn queue_bytes_max(&self) -> usize {
         let file = self.contracts.as_ref();
-        let bytes = file.map_or(0, |file| shaping::queue_bytes_max(&file.current().limits));
+        let bytes = file.map_or(0, |file| inlet::queue_bytes_max(&file.current().limits));
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }

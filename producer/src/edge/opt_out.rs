@@ -25,9 +25,9 @@ use super::{
     request::user_id,
 };
 use crate::{
-    log::{Deletion, Log},
+    inlet::Inlet,
+    log::Deletion,
     rate_limits::{Rate, RateLimits},
-    shaping::Shaping,
 };
 
 /// The path of the page.
@@ -83,8 +83,7 @@ impl OptOut {
         head: &Head<'_>,
         lines: &[Header<'_>],
         client: Option<IpAddr>,
-        log: &Log,
-        shaping: Option<&Shaping>,
+        inlet: &Inlet,
     ) -> Option<Page> {
         Some(match head.method {
             "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
@@ -93,7 +92,7 @@ impl OptOut {
             "POST" => match head.query {
                 "choice=out" => {
                     let client = client.or_else(|| forwarded_for(lines));
-                    self.opt_out(lines, client, log, shaping)
+                    self.opt_out(lines, client, inlet)
                 }
                 "choice=in" => Page::OptedIn,
                 _ => Page::Forbidden,
@@ -102,13 +101,7 @@ impl OptOut {
         })
     }
 
-    fn opt_out(
-        &self,
-        lines: &[Header<'_>],
-        client: Option<IpAddr>,
-        log: &Log,
-        shaping: Option<&Shaping>,
-    ) -> Page {
+    fn opt_out(&self, lines: &[Header<'_>], client: Option<IpAddr>, inlet: &Inlet) -> Page {
         let user_id = user_id(head::cookies(lines))
             .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
         let Some(user_id) = user_id else {
@@ -128,10 +121,7 @@ impl OptOut {
             dsp_id: 0,
             until_unix_micros: None,
         }];
-        if let Some(shaping) = shaping {
-            shaping.delete(&deletion);
-        }
-        if log.append_deletions(deletion).is_err() {
+        if inlet.delete(deletion).is_err() {
             return Page::Busy;
         }
         self.deletions.inc();
@@ -212,6 +202,7 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inlet;
 
     fn lines<'a>(lines: &[(&'a str, &'a str)]) -> Vec<Header<'a>> {
         let line = |&(name, value): &(&'a str, &'a str)| Header {
@@ -249,13 +240,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_address_cannot_use_up_the_rate_of_all() {
         let opt_out = OptOut::new(IntCounter::new("deletions", "deletions").unwrap());
-        let log = Log::new(crate::log::Config {
-            epoch: 1,
-            bytes_max: 1 << 20,
-            chunk_bytes: proto::limits::CHUNK_BYTES_DEFAULT,
-            chunk_age: Duration::from_secs(60),
-            idle_after: Duration::from_secs(60),
-        });
+        let inlet = inlet::tests::without_limits();
         let opted_out = |forwarded: &str| {
             let lines = lines(&[
                 ("Cookie", "uid=alice"),
@@ -263,7 +248,7 @@ mod tests {
                 ("x-forwarded-for", forwarded),
             ]);
             let client = forwarded_for(&lines);
-            let page = |_: &u64| opt_out.opt_out(&lines, client, &log, None) == Page::OptedOut;
+            let page = |_: &u64| opt_out.opt_out(&lines, client, &inlet) == Page::OptedOut;
             (0..100).filter(page).count()
         };
         // The client may send the header, too; the nearest proxy appends the last address.

@@ -12,7 +12,7 @@ async fn repeated_key_gets_the_first_response_of_its_path_only() {
     let first = post_with(&api, "/v1/cookies", &key, rows).await;
     assert_eq!(first.0, StatusCode::OK);
     assert_eq!(post_with(&api, "/v1/cookies", &key, rows).await, first);
-    let appended = || api.inner.parts.log.stats().appended;
+    let appended = || api.inner.parts.inlet.log().stats().appended;
     assert_eq!(appended(), 1);
     let (status, deleted) = post_with(&api, "/v1/deletions", &key, r#"{"u":"a"}"#).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{deleted}");
@@ -28,7 +28,7 @@ async fn repeated_key_with_another_body_is_rejected() {
     assert_eq!(status, StatusCode::OK);
     let (status, problem) = post_with(&api, "/v1/cookies", &key, rows("b")).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
-    assert_eq!(api.inner.parts.log.stats().appended, 1);
+    assert_eq!(api.inner.parts.inlet.log().stats().appended, 1);
     // The first request, whose body arrives in parts.
     let (parts, body) = SlowBody::channel();
     let sending = async {
@@ -39,7 +39,7 @@ async fn repeated_key_with_another_body_is_rejected() {
     };
     let (repeated, ()) = tokio::join!(post_with(&api, "/v1/cookies", &key, body), sending);
     assert_eq!(repeated.0, StatusCode::OK, "{}", repeated.1);
-    assert_eq!(api.inner.parts.log.stats().appended, 1);
+    assert_eq!(api.inner.parts.inlet.log().stats().appended, 1);
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ async fn bulk_requests_wait_for_nodes_and_not_for_other_readers() {
     let subscribers = &api.inner.parts.subscribers;
     let lease = join(&api, "n");
     let bulk = async || post(&api, "/v1/cookies", r#"{"u":"u","d":1,"b":"b"}"#).await;
-    let mut reader = api.inner.parts.log.reader(1, u64::MAX, 0);
+    let mut reader = api.inner.parts.inlet.log().reader(1, u64::MAX, 0);
     let mut chunk = async || loop {
         let delivery = reader.next().await;
         if matches!(delivery, Delivery::Chunk { .. }) {

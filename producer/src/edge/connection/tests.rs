@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::*;
 use crate::{
     edge::{Metrics, contracts::file, mint::UidMode, opt_out::OptOut},
+    inlet,
     log::{self, Delivery, Log},
 };
 
@@ -33,20 +34,12 @@ pub(in crate::edge) fn edge_with(
     uid: UidMode,
     draining: CancellationToken,
 ) -> Edge {
-    let log = Log::new(log::Config {
-        epoch: 1,
-        bytes_max: 1 << 20,
-        chunk_bytes: 64 << 10,
-        chunk_age: Duration::from_millis(10),
-        idle_after: Duration::from_millis(30),
-    });
     let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
     let metrics = Metrics::register(registry, None, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
     let opt_out = opt_out.then(|| OptOut::new(deletions()));
     Edge {
-        log,
-        shaping: None,
+        inlet: inlet::tests::without_limits(),
         opt_out,
         uid,
         metrics,
@@ -170,7 +163,7 @@ fn records(log: &Log) -> Vec<(String, bool)> {
 #[tokio::test]
 async fn opt_out_deletes_a_match_that_was_sent_with_it() {
     let edge = edge(true, CancellationToken::new());
-    let log = edge.log.clone();
+    let log = edge.inlet.log().clone();
     let (mut stream, served) = connect(edge);
     let sync = "GET /?d=17&b=b HTTP/1.1\r\ncookie: uid=alice\r\n\r\n";
     let lines = "host: a\r\norigin: https://a\r\ncookie: uid=alice";
@@ -189,7 +182,7 @@ async fn opt_out_deletes_a_match_that_was_sent_with_it() {
 #[tokio::test]
 async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
     let edge = edge(true, CancellationToken::new());
-    let log = edge.log.clone();
+    let log = edge.inlet.log().clone();
     let (mut stream, served) = connect(edge);
     let mut send = async |request: &str, cookie: &str| {
         let host = "host: sync.example\r\norigin: https://sync.example";

@@ -108,7 +108,7 @@ impl Source for File {
 }
 
 /// No cookie is limited.
-const NO_LIMITS: Rules = Rules {
+pub(crate) const NO_LIMITS: Rules = Rules {
     limits: Vec::new(),
     unknown: Unknown::Unlimited,
     sharing: None,

@@ -10,8 +10,8 @@ use std::{
 
 use producer::{
     config::DspsConfig,
+    inlet::Inlet,
     log::{Log, run_timers},
-    shaping::Shaping,
 };
 use runtime::{metrics::Registry, unix_micros};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -49,7 +49,7 @@ pub(crate) struct Incarnation {
     /// The log of a running producer.
     pub(crate) log: Option<Log>,
     /// Limits of a running producer.
-    pub(crate) limits: Option<(DspsConfig, Shaping)>,
+    pub(crate) limits: Option<(DspsConfig, Inlet)>,
     /// Number of queued cookies at its crash.
     pub(crate) queued: u64,
 }
@@ -135,10 +135,10 @@ pub(crate) async fn run_producer(
     let limits = config.dsps.clone();
     let timers = |log| async move { stall.gate(run_timers(log)).await };
     let app = producer::app::App::start_on(ports, config, timers).await?;
-    let shaping = app.shaping.clone();
+    let inlet = app.inlet.clone();
     process.with_current(|incarnation| {
         incarnation.log = Some(app.log.clone());
-        incarnation.limits = shaping.map(|shaping| (limits, shaping));
+        incarnation.limits = limits.contracts.is_some().then_some((limits, inlet));
     });
     let appending = delayed.run(process.incarnation(), app.log.clone(), &process.stall);
     if stop.run_until_cancelled(appending).await.is_some() {

@@ -369,7 +369,7 @@ impl World {
                 incarnation.state = state;
                 incarnation.log = None;
                 let limits = incarnation.limits.take();
-                incarnation.queued = limits.map_or(0, |(_, shaping)| shaping.held());
+                incarnation.queued = limits.map_or(0, |(_, inlet)| inlet.held());
             }
         });
     }

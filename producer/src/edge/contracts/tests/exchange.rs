@@ -76,7 +76,7 @@ impl Producer {
         let registry = Registry::new();
         let edge = edge_with(&registry, contracts, opt_out, uid, CancellationToken::new());
         Self {
-            log: edge.log.clone(),
+            log: edge.inlet.log().clone(),
             edge,
             registry,
         }

@@ -51,7 +51,7 @@ pub(super) const GROUPS: &[Group] = &[
         "",
     ),
     group("Rejected gRPC calls", "producer/src/security/tokens.rs", ""),
-    group("DSP limits", "producer/src/shaping/metrics.rs", ""),
+    group("DSP limits", "producer/src/inlet/metrics.rs", ""),
     group("API and deletions", "producer/src/api.rs", ""),
     group("API and deletions", "producer/src/app.rs", ""),
     group("Cookie outcomes", "consumer/src/ledger.rs", ""),

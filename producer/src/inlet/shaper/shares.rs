@@ -17,13 +17,13 @@ const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// Share of each limit that this process may use; by default, the whole limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::shaping) struct Shares {
+pub(in crate::inlet) struct Shares {
     /// Shares in millionths, by limit name.
-    pub(in crate::shaping) by_limit: BTreeMap<String, u64>,
+    pub(in crate::inlet) by_limit: BTreeMap<String, u64>,
     /// Maximum number of members. The share of a window is static: 1/`members_max`. `None` without sharing.
-    pub(in crate::shaping) members_max: Option<u64>,
+    pub(in crate::inlet) members_max: Option<u64>,
     /// Whether the server rejects this process; it then has no share of windows either.
-    pub(in crate::shaping) is_refused: bool,
+    pub(in crate::inlet) is_refused: bool,
 }
 
 impl Shares {
@@ -49,7 +49,7 @@ impl Shares {
 
 impl Shaper {
     /// Changes the shares. Used quota is kept, so no burst is granted twice. Queued cookies are planned at the new rates.
-    pub(in crate::shaping) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
+    pub(in crate::inlet) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
         let now = now.max(self.latest);
         self.shares = shares;
         let mut changes = Vec::new();
@@ -105,7 +105,7 @@ impl Shaper {
 
     /// Demand since the last call for each limit whose share can change, in millionths of the limit. If a limit has several
     /// keys, the highest demand of a key counts. Queued cookies count as if they were released within `timeout`.
-    pub(in crate::shaping) fn demands(
+    pub(in crate::inlet) fn demands(
         &mut self,
         rules: &Rules,
         elapsed: u64,

@@ -7,7 +7,7 @@ use metric_defs::producer::{
 use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
 use super::{
-    Shaping,
+    Inlet,
     counters::{DeadLetterReason, DropReason, ROWS, seconds},
     sharing::ShareState,
 };
@@ -16,12 +16,12 @@ use super::{
 ///
 /// # Errors
 /// When one of these metrics is registered already.
-pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometheus::Result<()> {
-    registry.read(move || families(shaping.as_ref()))
+pub(crate) fn register(registry: &Registry, inlet: Inlet) -> prometheus::Result<()> {
+    registry.read(move || families(&inlet))
 }
 
-fn families(shaping: Option<&Shaping>) -> Vec<Family> {
-    let summaries = shaping.map(Shaping::summaries).unwrap_or_default();
+fn families(inlet: &Inlet) -> Vec<Family> {
+    let summaries = inlet.summaries();
     let by_limit = ROWS.iter().map(|(metric, of)| {
         let samples = summaries.iter();
         let samples = samples.map(|(limit, it)| ([limit.as_str()], of(it)));
@@ -58,7 +58,7 @@ fn families(shaping: Option<&Shaping>) -> Vec<Family> {
         let sum = seconds(delays.sum_nanos);
         ([limit.as_str()], delays.buckets.to_vec(), sum)
     });
-    let sharing = shaping.and_then(Shaping::sharing);
+    let sharing = inlet.sharing();
     let shares = || sharing.iter().flat_map(|it| &it.shares);
     let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
     let sum = shares().map(|(limit, _, sum)| ([limit.as_str()], *sum));

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Shaping, counters::LimitSummary};
+use super::{Inlet, counters::LimitSummary};
 
-impl Shaping {
+impl Inlet {
     /// Counters and usage of each limit, by name, as of one moment.
     ///
     /// Holds the lock that all connections share while it visits every DSP of the file, with a few allocations for each
@@ -19,13 +19,14 @@ impl Shaping {
         self.state().shaper.held()
     }
 
-    /// One-line description for `/readyz`.
-    pub(crate) fn describe(&self) -> String {
+    /// One-line description for `/readyz`; `None` without a contracts file.
+    pub(crate) fn describe(&self) -> Option<String> {
+        self.shared.file.as_ref()?;
         let has_limits = !self.state().rules.limits.is_empty();
         let mut text = if has_limits { "active" } else { "none" }.to_owned();
         if let Some(sharing) = self.sharing() {
             text += &format!("; {}", sharing.describe());
         }
-        text
+        Some(text)
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of deletions of queued cookies.
 
 use super::{SECOND, World};
-use crate::{log::Deletion, shaping::counters::DropReason};
+use crate::{inlet::counters::DropReason, log::Deletion};
 
 const LIMITS: &str = r#"
 unknown = "unlimited"

@@ -9,11 +9,11 @@ use limits::{
 };
 
 use super::{NamedQueue, SHARED_KEY, Shaper};
-use crate::shaping::queue::{DspQueue, QueueConfig};
+use crate::inlet::queue::{DspQueue, QueueConfig};
 
 impl Shaper {
     /// Replaces the rules. Used quota is kept, and queued cookies follow the new rules.
-    pub(in crate::shaping) fn set_rules(&mut self, rules: &Rules, now: u64) {
+    pub(in crate::inlet) fn set_rules(&mut self, rules: &Rules, now: u64) {
         self.assign_limit_ids(rules, now);
         self.by_dsp.clear();
         self.unlisted = None;

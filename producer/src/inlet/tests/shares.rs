@@ -3,7 +3,7 @@
 use limits::rules::Rules;
 
 use super::{SECOND, START, World, rules};
-use crate::shaping::{queue::Admission, shaper::Shares};
+use crate::inlet::{queue::Admission, shaper::Shares};
 
 fn shaped() -> &'static str {
     "unknown = \"unlimited\"\n[limits.seventeen]\nkeys = [17]\nmode = \"shape\"\nrules = [ { id = \"peak\", rate = \"300/s\", burst = 30 } ]\n"

@@ -9,17 +9,18 @@ mod random_traffic;
 mod real_clock;
 mod shares;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use limits::rules::Rules;
 use proto::wire::CookieRef;
 
 use super::{
+    Inlet,
     counters::{LimitSummary, QueueUsage},
     queue::Admission,
     shaper::Shaper,
 };
-use crate::log::AppendBatch;
+use crate::log::{self, AppendBatch, Log};
 
 /// Start of the virtual time, in nanoseconds since the Unix epoch.
 const START: u64 = 1_700_000_000_000_000_000;
@@ -56,6 +57,18 @@ fn rules(text: &str) -> Rules {
     let rules = Rules::parse(text).expect("valid rules");
     assert_eq!(limits_sharing::dsp_limits::check(&rules), [""; 0]);
     rules
+}
+
+/// An inlet into an empty log.
+pub(crate) fn without_limits() -> Inlet {
+    let log = Log::new(log::Config {
+        epoch: 1,
+        bytes_max: 1 << 20,
+        chunk_bytes: 64 << 10,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_millis(30),
+    });
+    Inlet::start("", None, None, log).expect("no spool")
 }
 
 impl World {

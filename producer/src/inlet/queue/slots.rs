@@ -5,7 +5,7 @@ use std::time::Duration;
 use limits::{Decision, Demand, LimitId, Limits, Rate, Refusal};
 
 use super::{DspQueue, nanos};
-use crate::shaping::cookie_table::CookieState;
+use crate::inlet::cookie_table::CookieState;
 
 /// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
 pub(super) const LOOKAHEAD_NANOS: u64 = 5_000_000;
@@ -48,7 +48,7 @@ impl DspQueue {
     }
 
     /// Whether a cookie in the FIFO needs a slot now.
-    pub(in crate::shaping) fn needs_slot(&self, now: u64) -> bool {
+    pub(in crate::inlet) fn needs_slot(&self, now: u64) -> bool {
         let is_near = |slot: &u64| *slot < now.saturating_add(LOOKAHEAD_NANOS);
         self.cookies.fifo.len() > self.slots.len()
             && self.blocked_until <= now
@@ -56,7 +56,7 @@ impl DspQueue {
     }
 
     /// Reserves a slot, or stores the time until which no slot is available.
-    pub(in crate::shaping) fn reserve_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
+    pub(in crate::inlet) fn reserve_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
         match limits.reserve(&self.config.demands, now, Duration::MAX) {
             Decision::Now => self.slots.push_back(now),
             Decision::At { at, limit } => {
@@ -75,12 +75,12 @@ impl DspQueue {
     }
 
     /// The reserved slots, in order of time.
-    pub(in crate::shaping) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(in crate::inlet) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
         self.slots.iter().copied()
     }
 
     /// Replaces the reserved slots.
-    pub(in crate::shaping) fn set_slots(&mut self, slots: impl IntoIterator<Item = u64>) {
+    pub(in crate::inlet) fn set_slots(&mut self, slots: impl IntoIterator<Item = u64>) {
         self.slots = slots.into_iter().collect();
         self.slots.make_contiguous().sort_unstable();
     }

@@ -12,7 +12,7 @@ use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::{Shaping, spool::Spool};
+use super::super::{Inlet, spool::Spool};
 use crate::{
     edge::contracts::file::File,
     log::{AppendBatch, Config, Delivery, Log},
@@ -29,7 +29,7 @@ rules = [ { id = "rate", rate = "10/s" } ]
 struct Producer {
     dir: TempDir,
     log: Log,
-    shaping: Shaping,
+    inlet: Inlet,
 }
 
 impl Producer {
@@ -39,18 +39,18 @@ impl Producer {
         let named = NamedFile::from_flag("--contracts", &path).unwrap();
         let file = Arc::new(Reloader::load(File::new(named)).unwrap());
         let log = Log::new(config());
-        let shaping =
-            Shaping::start("", file, Some(&dir.path().join("spool")), log.clone()).unwrap();
-        Self { dir, log, shaping }
+        let inlet =
+            Inlet::start("", Some(file), Some(&dir.path().join("spool")), log.clone()).unwrap();
+        Self { dir, log, inlet }
     }
 
     fn append(&self, user: &str) {
-        append(&self.shaping, user);
+        append(&self.inlet, user);
     }
 
     async fn run_until_released(&self, count: u64) {
         self.run_until(|| {
-            let summaries = self.shaping.summaries();
+            let summaries = self.inlet.summaries();
             let summary = summaries.get("dsp");
             summary.is_some_and(|it| it.counters.released >= count)
         })
@@ -60,7 +60,7 @@ impl Producer {
     async fn run_until(&self, is_done: impl Fn() -> bool) {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
-        tasks.spawn(self.shaping.clone().run(stop.clone()));
+        tasks.spawn(self.inlet.clone().run(stop.clone()));
         tasks.close();
         while !is_done() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -88,7 +88,7 @@ impl Producer {
     }
 }
 
-fn append(shaping: &Shaping, user: &str) {
+fn append(inlet: &Inlet, user: &str) {
     let mut batch = AppendBatch::default();
     batch.push(&CookieRef {
         user_id: user,
@@ -96,7 +96,7 @@ fn append(shaping: &Shaping, user: &str) {
         buyer_uid: "b",
         age_micros: 0,
     });
-    shaping.append(&mut batch, Instant::now()).unwrap();
+    inlet.append(&mut batch, Instant::now()).unwrap();
     assert!(batch.is_empty());
 }
 
@@ -136,14 +136,14 @@ async fn queued_cookies_are_restored_at_the_next_start() {
     for user in ["a", "b", "c"] {
         first.append(user);
     }
-    first.shaping.drain(in_a_minute()).await;
-    assert_eq!(first.shaping.summaries()["dsp"].counters.spooled, 2);
+    first.inlet.drain(in_a_minute()).await;
+    assert_eq!(first.inlet.summaries()["dsp"].counters.spooled, 2);
     assert_eq!(users(&first.logged().await), ["a"]);
 
-    let Producer { dir, log, shaping } = first;
-    drop((log, shaping));
+    let Producer { dir, log, inlet } = first;
+    drop((log, inlet));
     let next = Producer::start(dir);
-    let summary = &next.shaping.summaries()["dsp"];
+    let summary = &next.inlet.summaries()["dsp"];
     assert_eq!((summary.counters.accepted, summary.usage.queued), (2, 2));
     assert!(!next.spool().exists());
     next.run_until_released(2).await;
@@ -158,28 +158,28 @@ async fn queued_cookies_are_restored_and_limited_also_without_limits_at_the_star
     for user in ["a", "b"] {
         first.append(user);
     }
-    first.shaping.drain(in_a_minute()).await;
-    let Producer { dir, log, shaping } = first;
-    drop((log, shaping));
+    first.inlet.drain(in_a_minute()).await;
+    let Producer { dir, log, inlet } = first;
+    drop((log, inlet));
     let files = dir.path().to_owned();
     let path = |name: &str| files.join(name);
     fs::write(path("none.toml"), "[dsp.17]\n").unwrap();
     let named = NamedFile::from_flag("--contracts", &path("none.toml").display().to_string());
     let file = Arc::new(Reloader::load(File::new(named.unwrap())).unwrap());
     let log = Log::new(config());
-    let shaping = Shaping::start("", file.clone(), Some(&path("spool")), log.clone()).unwrap();
+    let inlet = Inlet::start("", Some(file.clone()), Some(&path("spool")), log.clone()).unwrap();
     assert!(!path("spool").exists());
-    assert_eq!(shaping.describe(), "none");
+    assert_eq!(inlet.describe().as_deref(), Some("none"));
 
-    let next = Producer { dir, log, shaping };
-    next.run_until(|| next.shaping.shared.is_idle.load(Ordering::Relaxed))
+    let next = Producer { dir, log, inlet };
+    next.run_until(|| next.inlet.shared.is_idle.load(Ordering::Relaxed))
         .await;
     // Without limits, cookies do not wait for the lock.
     let (done, appended) = std::sync::mpsc::sync_channel(1);
-    let state = next.shaping.state();
-    let shaping = next.shaping.clone();
+    let state = next.inlet.state();
+    let inlet = next.inlet.clone();
     std::thread::spawn(move || {
-        append(&shaping, "e");
+        append(&inlet, "e");
         done.send(())
     });
     appended.recv_timeout(Duration::from_secs(60)).unwrap();
@@ -190,8 +190,8 @@ async fn queued_cookies_are_restored_and_limited_also_without_limits_at_the_star
     for user in ["c", "d"] {
         next.append(user);
     }
-    assert_eq!(next.shaping.held(), 1);
-    assert_eq!(next.shaping.describe(), "active");
+    assert_eq!(next.inlet.held(), 1);
+    assert_eq!(next.inlet.describe().as_deref(), Some("active"));
     assert_eq!(users(&next.logged().await), ["b", "e", "c"]);
 }
 
@@ -202,9 +202,9 @@ async fn queued_cookies_are_released_early_if_the_spool_is_not_writable() {
         producer.append(user);
     }
     fs::create_dir(producer.spool()).unwrap();
-    producer.shaping.drain(in_a_minute()).await;
+    producer.inlet.drain(in_a_minute()).await;
     assert_eq!(users(&producer.logged().await), ["a", "b", "c"]);
-    let summary = &producer.shaping.summaries()["dsp"];
+    let summary = &producer.inlet.summaries()["dsp"];
     assert_eq!(summary.counters.released_early, 2);
 }
 
@@ -220,8 +220,8 @@ fn spool_written_after_the_deadline_is_discarded() {
         // The only blocking thread is busy beyond the deadline.
         let (free, busy) = std::sync::mpsc::sync_channel::<()>(1);
         let blocked = tokio::task::spawn_blocking(move || busy.recv());
-        producer.shaping.drain(tokio::time::Instant::now()).await;
-        let counters = &producer.shaping.summaries()["dsp"].counters;
+        producer.inlet.drain(tokio::time::Instant::now()).await;
+        let counters = &producer.inlet.summaries()["dsp"].counters;
         assert_eq!((counters.released_early, counters.spooled), (2, 0));
         drop(free);
         assert!(blocked.await.unwrap().is_err());
@@ -237,13 +237,13 @@ async fn killed_process_loses_only_queued_cookies() {
     for user in ["a", "b", "c"] {
         killed.append(user);
     }
-    let usage = killed.shaping.summaries()["dsp"].usage;
+    let usage = killed.inlet.summaries()["dsp"].usage;
     assert_eq!(usage.queued, 2);
     assert_eq!(users(&killed.logged().await), ["a"]);
-    let Producer { dir, log, shaping } = killed;
-    drop((log, shaping));
+    let Producer { dir, log, inlet } = killed;
+    drop((log, inlet));
     let next = Producer::start(dir);
-    assert_eq!(next.shaping.held(), 0);
+    assert_eq!(next.inlet.held(), 0);
     next.append("d");
     assert_eq!(users(&next.logged().await), ["d"]);
 }
@@ -254,9 +254,9 @@ async fn corrupt_spool_is_renamed_and_ignored() {
     for user in ["a", "b", "c"] {
         first.append(user);
     }
-    first.shaping.drain(in_a_minute()).await;
-    let Producer { dir, log, shaping } = first;
-    drop((log, shaping));
+    first.inlet.drain(in_a_minute()).await;
+    let Producer { dir, log, inlet } = first;
+    drop((log, inlet));
     let spool = dir.path().join("spool");
     let valid = fs::read(&spool).unwrap();
     for at in [0, 30, 40, valid.len() - 1] {
@@ -270,7 +270,7 @@ async fn corrupt_spool_is_renamed_and_ignored() {
     fs::write(&spool, &valid[..valid.len() - 5]).unwrap();
     let next = Producer::start(dir);
     assert!(!spool.exists() && next.dir.path().join("spool.damaged").exists());
-    assert_eq!(next.shaping.summaries()["dsp"].usage.queued, 0);
+    assert_eq!(next.inlet.summaries()["dsp"].usage.queued, 0);
     next.append("d");
     assert_eq!(users(&next.logged().await), ["d"]);
 }

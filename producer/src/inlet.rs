@@ -1,7 +1,9 @@
-//! DSP rate limits: cookies are accepted at any rate, and released into the log at the rate of their limit.
+//! The inlet: the only writer of cookies and deletions to the log, which applies the DSP rate limits. Cookies are accepted at any
+//! rate, and released into the log at the rate of their limit.
 //!
 //! The response to a browser never waits; the *cookie* may. The contracts file defines the limits, and how to handle
-//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without contracts, this module is unused.
+//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without limits, the inlet appends to the log
+//! without taking its own lock.
 //!
 //! # Life of a cookie under a shaping limit
 //!
@@ -47,7 +49,11 @@ use std::{
 use anyhow::Context as _;
 use limits::rules::{Mode, Rules, Unknown};
 use runtime::unix_micros;
-use tokio::{sync::Notify, task::spawn_blocking, time::timeout_at};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::spawn_blocking,
+    time::timeout_at,
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -60,37 +66,38 @@ use self::{
 };
 pub(crate) use self::{counters::DropReason, metrics::register};
 use crate::{
-    edge::contracts::file::ContractsFile,
-    log::{AppendBatch, Closed, Deletion, Log},
+    edge::contracts::file::{ContractsFile, NO_LIMITS},
+    log::{AppendBatch, Closed, Deletion, Log, Sequence},
 };
 
-/// How often [`Shaping::run`] checks for new limits while no cookie is due.
+/// How often [`Inlet::run`] checks for new limits while no cookie is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The DSP limits of one producer; clones share them.
+/// The inlet of one producer; clones share it.
 #[derive(Debug, Clone)]
-pub struct Shaping {
-    shared: Arc<ShapingShared>,
+pub struct Inlet {
+    shared: Arc<InletShared>,
 }
 
 #[derive(Debug)]
-struct ShapingShared {
+struct InletShared {
     log: Log,
-    file: ContractsFile,
+    /// The limits; without a file, there are none.
+    file: Option<ContractsFile>,
     spool: Option<Spool>,
     started: Instant,
     started_unix_nanos: u64,
     wake: Notify,
     /// There are neither limits nor queued cookies, so cookies need no lock.
     is_idle: AtomicBool,
-    state: Mutex<ShapingState>,
+    state: Mutex<InletState>,
 }
 
 #[derive(Debug)]
-struct ShapingState {
+struct InletState {
     shaper: Shaper,
     rules: Arc<Rules>,
-    /// When [`Shaping::run`] wakes next.
+    /// When [`Inlet::run`] wakes next.
     next_wake: u64,
     /// This producer's shares in shared limits.
     leased: Option<LeasedShares>,
@@ -99,7 +106,7 @@ struct ShapingState {
     is_draining: bool,
 }
 
-impl Shaping {
+impl Inlet {
     /// Applies the limits of `file` and releases into `log`. Locks the spool if its path is set, and restores its cookies.
     /// `name` is the producer's.
     ///
@@ -107,7 +114,7 @@ impl Shaping {
     /// When another process uses the spool.
     pub fn start(
         name: &str,
-        file: ContractsFile,
+        file: Option<ContractsFile>,
         spool: Option<&Path>,
         log: Log,
     ) -> anyhow::Result<Self> {
@@ -116,13 +123,13 @@ impl Shaping {
             locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
         let spool = spool.map(lock).transpose()?;
-        let rules = Arc::clone(&file.current().limits);
+        let rules = current_rules(file.as_ref());
         let sharing = rules.sharing.as_ref();
         let leased = sharing.map(|it| LeasedShares::new(it, name));
         let started_unix_nanos = unix_micros().saturating_mul(1000);
-        let shaping = Self {
-            shared: Arc::new(ShapingShared {
-                state: Mutex::new(ShapingState {
+        let inlet = Self {
+            shared: Arc::new(InletShared {
+                state: Mutex::new(InletState {
                     shaper: Shaper::new(&rules, started_unix_nanos),
                     rules,
                     next_wake: u64::MAX,
@@ -131,17 +138,22 @@ impl Shaping {
                     is_draining: false,
                 }),
                 log,
-                file,
                 spool,
                 started: Instant::now(),
                 started_unix_nanos,
                 wake: Notify::new(),
-                is_idle: AtomicBool::new(false),
+                is_idle: AtomicBool::new(file.is_none()),
+                file,
             }),
         };
-        shaping.update_shares(&mut shaping.state());
-        shaping.restore_spool();
-        Ok(shaping)
+        inlet.update_shares(&mut inlet.state());
+        inlet.restore_spool();
+        Ok(inlet)
+    }
+
+    /// The log that it appends to.
+    pub fn log(&self) -> &Log {
+        &self.shared.log
     }
 
     /// The time of an instant by the shaper's clock: Unix time in nanoseconds at the start, and monotonic from there.
@@ -196,18 +208,30 @@ impl Shaping {
         Ok(dropped)
     }
 
-    /// Drops the queued cookies that these deletions cover.
+    /// Drops the queued cookies that these deletions cover, and appends the deletions to the log. The receiver gets the sequence
+    /// number of the last one when they are in the log.
     ///
     /// Holds the lock for a lookup per deletion and DSP in the queues; a deletion of a DSP scans its queue.
-    pub(crate) fn delete(&self, deletions: &[Deletion]) {
+    ///
+    /// # Errors
+    /// [`Closed`] when the log is closed.
+    pub(crate) fn delete(
+        &self,
+        deletions: Vec<Deletion>,
+    ) -> Result<oneshot::Receiver<Sequence>, Closed> {
         let mut state = self.state();
-        for deletion in deletions {
+        for deletion in &deletions {
             state.shaper.delete(deletion);
         }
+        drop(state);
+        self.shared.log.append_deletions(deletions)
     }
 
     /// Releases due cookies and applies new versions of the limits, until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
+        if self.shared.file.is_none() {
+            return;
+        }
         loop {
             let wait = self.release_due();
             if wait.is_zero() {
@@ -247,7 +271,7 @@ impl Shaping {
     }
 
     /// Appends released cookies under the lock, so that no later cookie of the same user and DSP is released first.
-    fn append_released(&self, state: &mut ShapingState, released: &[QueuedCookie]) {
+    fn append_released(&self, state: &mut InletState, released: &[QueuedCookie]) {
         if !append(&self.shared.log, released) {
             // This would be a bug: the log is closed only after this task has ended.
             tracing::error!(
@@ -258,8 +282,8 @@ impl Shaping {
         }
     }
 
-    fn update_rules(&self, state: &mut ShapingState, now: u64) {
-        let newest = Arc::clone(&self.shared.file.current().limits);
+    fn update_rules(&self, state: &mut InletState, now: u64) {
+        let newest = current_rules(self.shared.file.as_ref());
         if !Arc::ptr_eq(&newest, &state.rules) {
             state.shaper.set_rules(&newest, now);
             state.rules = newest;
@@ -348,12 +372,20 @@ impl Shaping {
         spool.remove();
     }
 
-    fn state(&self) -> MutexGuard<'_, ShapingState> {
+    fn state(&self) -> MutexGuard<'_, InletState> {
         self.shared
             .state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The limits of the current version of the file.
+fn current_rules(file: Option<&ContractsFile>) -> Arc<Rules> {
+    file.map_or_else(
+        || Arc::new(NO_LIMITS),
+        |file| Arc::clone(&file.current().limits),
+    )
 }
 
 /// Appends cookies with their ages; false when the log is closed.
@@ -396,4 +428,4 @@ pub(crate) fn queue_bytes_max(rules: &Rules) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     edge::contracts::file::File,
+    inlet::{Inlet, sharing::ShareState},
     log::{AppendBatch, Config, Log},
-    shaping::{Shaping, sharing::ShareState},
 };
 
 /// The server process, killed when dropped.
@@ -40,7 +40,7 @@ fn server(port: u16) -> Option<Server> {
     Some(Server(child.unwrap()))
 }
 
-fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
+fn inlet(dir: &TempDir, name: &str) -> (Inlet, Log) {
     let path = dir.path().join("limits.toml").display().to_string();
     let named = NamedFile::from_flag("--contracts", &path).expect("a path");
     let file = Arc::new(Reloader::load(File::new(named)).expect("a valid file"));
@@ -51,8 +51,8 @@ fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(3600),
     });
-    let shaping = Shaping::start(name, file, None, log.clone()).unwrap();
-    (shaping, log)
+    let inlet = Inlet::start(name, Some(file), None, log.clone()).unwrap();
+    (inlet, log)
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -63,8 +63,8 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn share(shaping: &Shaping) -> (f64, ShareState) {
-    let status = shaping.sharing().expect("limits are shared");
+fn share(inlet: &Inlet) -> (f64, ShareState) {
+    let status = inlet.sharing().expect("limits are shared");
     let (limit, share, sum) = &status.shares[0];
     assert_eq!(limit, "seventeen");
     assert!(*sum <= 1.0, "{status:?}");
@@ -85,16 +85,16 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
          [limits.seventeen]\nkeys = [17]\nmode = \"shape\"\nrules = [ {{ id = \"peak\", rate = \"300/s\", burst = 30 }} ]\n"
     );
     fs::write(dir.path().join("limits.toml"), text).unwrap();
-    let [(busy, log), (idle, _)] = ["busy", "idle"].map(|name| shaping(&dir, name));
+    let [(busy, log), (idle, _)] = ["busy", "idle"].map(|name| inlet(&dir, name));
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    for shaping in [&busy, &idle] {
-        assert_eq!(share(shaping), (0.0, ShareState::Guaranteed));
-        tasks.spawn(shaping.clone().run(stop.clone()));
-        tasks.spawn(shaping.clone().share(stop.clone()));
+    for inlet in [&busy, &idle] {
+        assert_eq!(share(inlet), (0.0, ShareState::Guaranteed));
+        tasks.spawn(inlet.clone().run(stop.clone()));
+        tasks.spawn(inlet.clone().share(stop.clone()));
     }
     let mut number = 0;
-    let mut offer = |shaping: &Shaping| {
+    let mut offer = |inlet: &Inlet| {
         number += 1;
         let mut batch = AppendBatch::default();
         let user = format!("user-{number}");
@@ -104,7 +104,7 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
             buyer_uid: "b",
             age_micros: 0,
         });
-        shaping.append(&mut batch, Instant::now()).unwrap();
+        inlet.append(&mut batch, Instant::now()).unwrap();
     };
     until("the busy producer gets most of the limit", || {
         (0..20).for_each(|_| offer(&busy));
@@ -117,9 +117,9 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
     })
     .await;
     assert!(
-        busy.describe().contains("leased, 2 members"),
+        busy.describe().unwrap().contains("leased, 2 members"),
         "{}",
-        busy.describe()
+        busy.describe().unwrap()
     );
     until("the other producer becomes busy", || {
         (0..20).for_each(|_| offer(&idle));
@@ -134,9 +134,9 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
     })
     .await;
     assert!(
-        busy.describe().contains("fallback share"),
+        busy.describe().unwrap().contains("fallback share"),
         "{}",
-        busy.describe()
+        busy.describe().unwrap()
     );
     let _restarted = server(port);
     until("both have a lease again", || {

@@ -4,7 +4,7 @@ use limits::Rate;
 use proto::limits::AGE_MICROS_MAX;
 
 use super::{DspQueue, nanos, slots::LOOKAHEAD_NANOS};
-use crate::shaping::{
+use crate::inlet::{
     cookie_table::{CookieIndex, CookieState},
     counters::{DeadLetterReason, DropReason},
 };
@@ -18,7 +18,7 @@ const FIFO_MIN: usize = 256;
 
 impl DspQueue {
     /// Changes the rates of the current configuration. Deferred cookies are rescheduled if the rates increase.
-    pub(in crate::shaping) fn set_rates(
+    pub(in crate::inlet) fn set_rates(
         &mut self,
         own: Option<Rate>,
         global: Option<Rate>,
@@ -38,7 +38,7 @@ impl DspQueue {
     }
 
     /// Reschedules deferred cookies and requeues dead letters that are due, up to `max` of each.
-    pub(in crate::shaping) fn reschedule_due(&mut self, now: u64, active_queues: u64, max: usize) {
+    pub(in crate::inlet) fn reschedule_due(&mut self, now: u64, active_queues: u64, max: usize) {
         self.rescheduling = self.rescheduling.min(self.cookies.deferred.len());
         for _ in 0..max {
             match self.cookies.deferred.first() {

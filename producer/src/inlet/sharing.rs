@@ -15,7 +15,7 @@ use limits_sharing::{
 use runtime::metrics::as_f64;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shaping, ShapingState, queue::nanos, shaper::Shares};
+use super::{Inlet, InletState, queue::nanos, shaper::Shares};
 
 /// The lease of this producer and its active plan; the lease is fixed until the process ends.
 #[derive(Debug)]
@@ -88,9 +88,9 @@ impl SharingStatus {
     }
 }
 
-impl Shaping {
+impl Inlet {
     /// Applies the current shares of this producer if they have changed.
-    pub(super) fn update_shares(&self, state: &mut ShapingState) {
+    pub(super) fn update_shares(&self, state: &mut InletState) {
         let Some(leased) = &state.leased else {
             return;
         };
@@ -110,7 +110,7 @@ impl Shaping {
         let Some(lease) = lease else { return };
         let user = LeaseUser {
             timeout: lease.config().terms.ttl * 1000,
-            shaping: self,
+            inlet: self,
             since: Instant::now(),
         };
         lease.run(user, stop).await;
@@ -143,7 +143,7 @@ fn ratio(millionths: u64) -> f64 {
 
 /// Connects a lease with the queues: reports their demand, and applies new plans.
 struct LeaseUser {
-    shaping: Shaping,
+    inlet: Inlet,
     since: Instant,
     /// Time within which queued cookies should be released, in nanoseconds.
     timeout: u64,
@@ -153,19 +153,19 @@ impl ShareUser for LeaseUser {
     fn demands(&mut self) -> Vec<(String, u64)> {
         let elapsed = nanos(self.since.elapsed());
         self.since = Instant::now();
-        let state = &mut *self.shaping.state();
+        let state = &mut *self.inlet.state();
         state.shaper.demands(&state.rules, elapsed, self.timeout)
     }
 
     /// The shares of the plan are active when this returns.
     fn apply(&mut self, plan: &Arc<SharePlan>) {
-        let mut state = self.shaping.state();
+        let mut state = self.inlet.state();
         if let Some(leased) = &mut state.leased {
             leased.plan = Arc::clone(plan);
         }
         state.shares_expire_at = 0;
-        self.shaping.update_shares(&mut state);
+        self.inlet.update_shares(&mut state);
         drop(state);
-        self.shaping.shared.wake.notify_one();
+        self.inlet.shared.wake.notify_one();
     }
 }
