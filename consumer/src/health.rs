@@ -40,7 +40,7 @@ impl Default for Health {
 /// Maximum number of failing DSPs in a text.
 const DSPS_NAMED_MAX: usize = 5;
 
-/// Maximum number of disconnected addresses in a text.
+/// Maximum number of addresses in a text.
 const ADDRESSES_NAMED_MAX: usize = 5;
 
 impl Health {
@@ -122,6 +122,23 @@ impl Health {
         named.collect()
     }
 
+    /// Describes the confirmations, without which deletions do not complete.
+    fn describe_confirmations(&self) -> Result<String, String> {
+        let addresses = self.producers.snapshot().addresses;
+        let failing = addresses.iter().filter_map(|(address, it)| {
+            let why = it.unconfirmed.as_ref()?;
+            Some(format!("{address} of {}: {why}", it.origin))
+        });
+        let failing: Vec<_> = failing.take(ADDRESSES_NAMED_MAX).collect();
+        if failing.is_empty() {
+            return Ok("accepted".to_owned());
+        }
+        Err(format!(
+            "failing, so deletions do not complete: {}",
+            failing.join("; ")
+        ))
+    }
+
     /// The table of producers.
     pub fn producers(&self) -> &Producers {
         &self.producers
@@ -151,6 +168,7 @@ impl Health {
             Component::new("cursors", cursors),
             Component::new("dsps", Ok(self.describe_dsps())),
             Component::new("producers", producers),
+            Component::new("confirmations", self.describe_confirmations()),
         ]
     }
 }
@@ -213,6 +231,18 @@ mod tests {
         let connected = one.open_stream(start);
         check(&health, &[]);
         assert_eq!(health.components()[3].state, "1 of 2 connected");
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let why = "failing, so deletions do not complete: 127.0.0.1:1 of http://producers:7676: no";
+        for (error, failed, not_ready) in [
+            (Some("no"), false, &[("confirmations", why)][..]),
+            (Some("no"), true, &[("confirmations", why)]),
+            (None, true, &[]),
+            (None, false, &[]),
+        ] {
+            let has_failed = health.producers().set_unconfirmed(address, error);
+            assert_eq!(has_failed, failed);
+            check(&health, not_ready);
+        }
         health.set_store_down("gone\naway".to_owned(), false);
         check(&health, &[("store", "gone away")]);
         assert_eq!(health.needs_restart(), None);
@@ -233,6 +263,8 @@ mod tests {
         drop(other);
         assert_eq!(health.components()[3].state, "1 of 1 connected");
         drop(connected);
+        // Without a stream, nothing is confirmed.
+        assert!(health.producers().set_unconfirmed(address, Some("no")));
         check(
             &health,
             &[("producers", "no producer is connected; known addresses: 1")],

@@ -101,6 +101,11 @@ impl Producers {
         }
     }
 
+    /// Records why the confirmations to an address fail, or that they succeed. Returns whether they failed before.
+    pub fn set_unconfirmed(&self, address: SocketAddr, why: Option<&str>) -> bool {
+        self.0.table.lock().set_unconfirmed(address, why)
+    }
+
     /// The number of connected addresses, and of all addresses.
     pub fn connected_and_total(&self) -> (usize, usize) {
         self.0.table.lock().connected_and_total()

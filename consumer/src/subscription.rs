@@ -224,7 +224,7 @@ impl Subscription {
         let cursors = self.context.producers.cursors();
         let handshake = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
         let timed_out = |_| StreamEnd::Unreachable(format!("no response for {HELLO_TIMEOUT:?}"));
-        let (hello, mut stream, channel) = handshake.map_err(timed_out)??;
+        let (hello, mut stream, (channel, connector)) = handshake.map_err(timed_out)??;
         let (mut position, resumption) = StreamPosition::begin(&hello, &cursors)
             .map_err(|violation| self.violation(violation))?;
         let start = position.cursor();
@@ -245,11 +245,11 @@ impl Subscription {
         }
         let item = Item::Cursor(start.clone());
         self.push(item, &mut guard, &start, None).await?;
-        let (channel, metadata) = channel;
         let confirmations = Confirmations {
             context: Arc::clone(&self.context),
             channel,
-            metadata,
+            connector,
+            address: self.address(),
             producer: Arc::clone(position.producer()),
             epoch: hello.epoch,
         };

@@ -143,6 +143,10 @@ pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
     "1 while the stream from the producer at this address is open.",
 )
 .by(&["address"]);
+pub const CONFIRMATIONS_FAILING: MetricDef = MetricDef::gauge(
+    "consumer_confirmations_failing",
+    "Open streams on which this consumer has failed for 10 seconds to confirm what it has stored. Deletions do not complete on these producers.",
+);
 pub const STREAM_VIOLATIONS: MetricDef = MetricDef::counter(
     "consumer_stream_violations_total",
     "Streams closed because of a protocol violation, such as a final `Goodbye` message before all cookies arrived.",

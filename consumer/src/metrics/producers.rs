@@ -61,7 +61,10 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let streams = as_f64(connected.sum());
     let addresses = addresses.iter();
     let addresses = addresses.map(|(address, connected)| ([&**address], f64::from(*connected)));
+    let unconfirmed = snapshot.addresses.values();
+    let unconfirmed = unconfirmed.filter(|it| it.unconfirmed.is_some()).count();
     let others = [
+        value(consumer::CONFIRMATIONS_FAILING, as_f64(unconfirmed as u64)),
         value(consumer::PRODUCERS_CONNECTED, streams),
         family(consumer::ADDRESS_CONNECTED, addresses),
     ];

@@ -41,6 +41,8 @@ pub struct Address {
     pub is_connected: bool,
     /// Why no stream is open, if an attempt failed.
     pub error: Option<Arc<str>>,
+    /// Why confirmations on the open stream fail.
+    pub unconfirmed: Option<Arc<str>>,
 }
 
 /// A snapshot of the table.
@@ -99,6 +101,7 @@ impl Table {
             producer: None,
             is_connected: false,
             error: None,
+            unconfirmed: None,
         };
         self.addresses.insert(address, new);
         AddressKey {
@@ -122,6 +125,16 @@ impl Table {
         }
     }
 
+    /// Records why confirmations to an address fail, or that they succeed. Returns whether they failed before.
+    pub(super) fn set_unconfirmed(&mut self, address: SocketAddr, why: Option<&str>) -> bool {
+        let address = self.addresses.get_mut(&address);
+        let Some(address) = address.filter(|address| address.is_connected) else {
+            return why.is_some();
+        };
+        let unconfirmed = why.map(Arc::from);
+        std::mem::replace(&mut address.unconfirmed, unconfirmed).is_some()
+    }
+
     /// Opens a stream. Returns the observed range of the previous epoch if the caller must report it.
     pub(super) fn open_stream(
         &mut self,
@@ -133,6 +146,7 @@ impl Table {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
             address.error = None;
+            address.unconfirmed = None;
         }
         let producer = self.producer(id);
         let observed = producer.open_stream(start.at, start.newest, start.previous);
@@ -144,6 +158,7 @@ impl Table {
     pub(super) fn close_stream(&mut self, key: AddressKey, id: &str) {
         if let Some(address) = self.address(key) {
             address.is_connected = false;
+            address.unconfirmed = None;
         }
         if let Some(producer) = self.producers.get_mut(id) {
             producer.close_stream();

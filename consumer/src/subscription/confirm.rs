@@ -1,11 +1,12 @@
 //! Confirms to a producer the sequence number up to which this node has stored its records: once a second while the
 //! position changes, and immediately when deletions become durable or take effect.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 
 use proto::{client, v1};
-use tokio::time::{sleep, timeout};
-use tonic::{Code, Request, metadata::MetadataMap, transport::Channel};
+use runtime::connect::Connector;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Code, Status, transport::Channel};
 
 use super::Context;
 
@@ -15,13 +16,17 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for the producer's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A consumer whose confirmations fail for this time is not ready.
+const FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The confirmations of one stream.
 pub(super) struct Confirmations {
     pub(super) context: Arc<Context>,
     /// The connection of the stream.
     pub(super) channel: Channel,
-    /// Metadata with the token, if there is one.
-    pub(super) metadata: MetadataMap,
+    /// Adds the current token, which may change while the stream is open.
+    pub(super) connector: Connector,
+    pub(super) address: SocketAddr,
     pub(super) producer: Arc<str>,
     pub(super) epoch: u64,
 }
@@ -57,6 +62,7 @@ impl Confirmations {
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
         let (mut applied, mut reported) = (AppliedPosition::default(), None);
+        let mut failing_since = None;
         loop {
             changes.mark_unchanged();
             let position = self.context.producers.durable(&self.producer);
@@ -66,10 +72,20 @@ impl Confirmations {
                 // The deletions are read after the position, so that they include all deletions up to it.
                 let applied = applied.advance(durable, &self.context.deletions.unapplied());
                 if reported != Some((durable, applied)) {
+                    let began = Instant::now();
                     match self.report(durable, applied).await {
-                        Ok(()) => reported = Some((durable, applied)),
-                        Err(Code::Unimplemented) => return,
-                        Err(_) => {}
+                        Ok(()) => {
+                            reported = Some((durable, applied));
+                            failing_since = None;
+                            self.set_failure(None);
+                        }
+                        Err(status) if status.code() == Code::Unimplemented => return,
+                        Err(status) => {
+                            let since = *failing_since.get_or_insert(began);
+                            if since.elapsed() >= FAILURE_TIMEOUT {
+                                self.set_failure(Some(&status));
+                            }
+                        }
                     }
                 }
             }
@@ -80,7 +96,7 @@ impl Confirmations {
         }
     }
 
-    async fn report(&self, durable: u64, applied: u64) -> Result<(), Code> {
+    async fn report(&self, durable: u64, applied: u64) -> Result<(), Status> {
         let request = v1::ConfirmRequest {
             subscriber: self.context.name.clone(),
             durable: Some(v1::Cursor {
@@ -90,16 +106,28 @@ impl Confirmations {
             }),
             applied_sequence: applied,
         };
-        let mut request = Request::new(request);
-        *request.metadata_mut() = self.metadata.clone();
+        let request = self.connector.request(request);
         let confirmed = client::confirm(self.channel.clone(), request);
-        match timeout(REPLY_TIMEOUT, confirmed).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(status)) => {
-                tracing::debug!(producer = &*self.producer, %status, "failed to confirm stored records");
-                Err(status.code())
-            }
-            Err(_) => Err(Code::DeadlineExceeded),
+        let confirmed = timeout(REPLY_TIMEOUT, confirmed).await;
+        let confirmed = confirmed
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("no reply to a confirmation")));
+        confirmed.inspect_err(|status| {
+            tracing::debug!(producer = &*self.producer, %status, "failed to confirm stored records");
+        })
+    }
+
+    /// Records why confirmations fail, or that they succeed; logs a change.
+    fn set_failure(&self, status: Option<&Status>) {
+        let why = status.map(|status| format!("{}: {}", status.code(), status.message()));
+        let (address, producer) = (self.address, &*self.producer);
+        let producers = &self.context.producers;
+        match (producers.set_unconfirmed(address, why.as_deref()), why) {
+            (false, Some(why)) => tracing::warn!(
+                %address, producer, why,
+                "failed to confirm stored records, retrying; deletions do not complete on this producer"
+            ),
+            (true, None) => tracing::info!(%address, producer, "stored records confirmed again"),
+            _ => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use proto::{
     wire::StreamMessage,
 };
 use runtime::connect::Connector;
-use tonic::{Streaming, metadata::MetadataMap, transport::Channel};
+use tonic::{Streaming, transport::Channel};
 
 use super::{Subscription, sequence::ProtocolViolation, stream_end::StreamEnd};
 use crate::batch::Cursor;
@@ -25,8 +25,8 @@ fn window_bytes(streams: usize) -> u32 {
     (WINDOWS_BYTES / streams).clamp(WINDOW_BYTES_MIN, RECEIVE_WINDOW_BYTES)
 }
 
-/// A connection, and the metadata that its calls carry.
-type Connection = (Channel, MetadataMap);
+/// A connection, and the connector that adds the token to its calls.
+type Connection = (Channel, Connector);
 
 impl Subscription {
     /// Connects and receives the producer's `Hello`.
@@ -70,17 +70,16 @@ impl Subscription {
         };
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
-            let metadata = connector.request(()).metadata().clone();
             let request = connector.request(request);
             let subscribed = client::subscribe(channel.clone(), request).await?;
-            Ok::<_, StreamEnd>((subscribed.into_inner(), (channel, metadata)))
+            Ok::<_, StreamEnd>((subscribed.into_inner(), channel))
         };
-        // The error of the connection is more specific than that of the call.
-        let cause = |ended| match connector.failure() {
-            Some(trouble) => StreamEnd::Unreachable(trouble.to_owned()),
-            None => ended,
-        };
-        opened.await.map_err(cause)
+        match (opened.await, connector.failure()) {
+            (Ok((stream, channel)), _) => Ok((stream, (channel, connector))),
+            // The error of the connection is more specific than that of the call.
+            (Err(_), Some(trouble)) => Err(StreamEnd::Unreachable(trouble.to_owned())),
+            (Err(ended), None) => Err(ended),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::{
     Request,
-    metadata::{Ascii, MetadataValue},
+    metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
 
@@ -24,7 +24,7 @@ use super::{
     Network,
     credentials::{Security, server_name},
 };
-use crate::{listen::ByteStream, tls::client as tls};
+use crate::{listen::ByteStream, reload::Reloader, tls::client as tls, token};
 
 /// First byte of a TLS alert. As the first byte of HTTP/2 it would start a frame of more than 1 MiB, before SETTINGS.
 const TLS_ALERT: u8 = 0x15;
@@ -35,12 +35,12 @@ pub struct Connector {
     network: Arc<dyn Network>,
     address: SocketAddr,
     tls: Option<(Arc<tls::Trust>, ServerName<'static>)>,
-    token: Option<MetadataValue<Ascii>>,
+    token: Option<Arc<Reloader<token::File>>>,
     failure: FailureReason,
 }
 
 impl Connector {
-    /// A connector to `address` as `host`, with TLS if `https`. Uses the current certificates and token.
+    /// A connector to `address` as `host`, with TLS if `https`. Uses the current certificates.
     ///
     /// # Errors
     /// A message for the operator, if `--tls-ca` is missing or the host is not a valid certificate name.
@@ -59,17 +59,11 @@ impl Connector {
             None if https => return Err("https:// requires --tls-ca".to_owned()),
             _ => None,
         };
-        let token = security.token.as_ref().map(|file| {
-            let value = format!("Bearer {}", file.current().first());
-            let mut value = MetadataValue::try_from(value).expect("tokens are printable ASCII");
-            value.set_sensitive(true);
-            value
-        });
         Ok(Self {
             network: Arc::clone(network),
             address,
             tls,
-            token,
+            token: security.token.clone(),
             failure: FailureReason::default(),
         })
     }
@@ -96,12 +90,14 @@ impl Connector {
         connecting.await
     }
 
-    /// A request with the token, if configured.
+    /// A request with the current token, if configured. An open connection outlives a rotation of the token.
     pub fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        if let Some(token) = &self.token {
-            let metadata = request.metadata_mut();
-            metadata.insert("authorization", token.clone());
+        if let Some(file) = &self.token {
+            let value = format!("Bearer {}", file.current().first());
+            let mut value = MetadataValue::try_from(value).expect("tokens are printable ASCII");
+            value.set_sensitive(true);
+            request.metadata_mut().insert("authorization", value);
         }
         request
     }

@@ -232,6 +232,7 @@ fn address_keeps_the_producer_of_its_last_stream() {
         producer: Some("p".into()),
         is_connected: false,
         error: None,
+        unconfirmed: None,
     };
     assert_eq!(address(&it), expected);
     assert_eq!(it.table.connected_and_total(), (0, 1));
