@@ -5,7 +5,7 @@
 //! | user id | 1 to [`USER_ID_BYTES_MAX`] | printable ASCII without space |
 //! | DSP id | | a number from 1 to 4294967295 |
 //! | buyer uid | 1 to [`BUYER_UID_BYTES_MAX`] | UTF-8 without control characters |
-//! | subscriber name, producer id | 1 to [`SUBSCRIBER_NAME_BYTES_MAX`] | UTF-8 without control characters |
+//! | subscriber name, producer id | 1 to [`SUBSCRIBER_NAME_BYTES_MAX`] | printable UTF-8; the first and last are not white space |
 //!
 //! Two checks differ from the table. The edge rejects user ids with a comma, because a comma can end an HTTP cookie
 //! ([`check_user_cookie`]). A node accepts control characters in buyer uids, because the producer has checked them
@@ -81,7 +81,21 @@ pub fn is_buyer_uid_of_stream(uid: &str) -> bool {
 /// # Errors
 /// The first violation: length, then characters.
 pub fn check_name(name: &str) -> Result<(), InvalidId> {
-    check_text(name, SUBSCRIBER_NAME_BYTES_MAX)
+    check_length(name.as_bytes(), SUBSCRIBER_NAME_BYTES_MAX)?;
+    if is_printable_name(name) {
+        Ok(())
+    } else {
+        Err(InvalidId::Character)
+    }
+}
+
+/// Whether a person can read the name: it is not blank, does not begin or end with a space, and every character is printable.
+///
+/// Combining characters and all white space other than the space count as not printable.
+pub fn is_printable_name(name: &str) -> bool {
+    let is_quoted = |it: char| matches!(it, '"' | '\'' | '\\');
+    let is_printable = |it: char| is_quoted(it) || it.escape_debug().len() == 1;
+    !name.is_empty() && name.trim() == name && name.chars().all(is_printable)
 }
 
 #[inline]
@@ -164,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn buyer_uid_and_name_are_text_without_control_characters() {
+    fn buyer_uid_is_text_without_control_characters() {
         for (text, expected) in [
             ("", EMPTY),
             ("b", OK),
@@ -180,18 +194,48 @@ mod tests {
             (&*(long(257) + "\n"), TOO_LONG),
         ] {
             assert_eq!(check_buyer_uid(text, 256), expected, "{text:?}");
-            assert_eq!(check_name(text), expected, "{text:?}");
             let in_stream = !matches!(expected, EMPTY | TOO_LONG);
             assert_eq!(is_buyer_uid_of_stream(text), in_stream, "{text:?}");
         }
         assert_eq!(check_buyer_uid("bbb", 2), TOO_LONG);
     }
 
+    #[test]
+    fn name_is_printable_text() {
+        for (name, expected) in [
+            ("node-7.example", OK),
+            ("Köln 1 €", OK),
+            ("a'b\"c\\d", OK),
+            ("名前", OK),
+            (&*long(256), OK),
+            (&*long(257), TOO_LONG),
+            ("", EMPTY),
+            (" ", CHARACTER),
+            ("   ", CHARACTER),
+            ("\t", CHARACTER),
+            (" a", CHARACTER),
+            ("a ", CHARACTER),
+            ("a\nb", CHARACTER),
+            ("a\u{7f}", CHARACTER),
+            ("\u{a0}", CHARACTER),
+            ("\u{2003}", CHARACTER),
+            ("\u{3000}", CHARACTER),
+            ("\u{200b}", CHARACTER),
+            ("\u{feff}a", CHARACTER),
+            ("a\u{202e}b", CHARACTER),
+            ("a\u{ad}b", CHARACTER),
+            ("\u{2028}", CHARACTER),
+            ("\u{301}", CHARACTER),
+        ] {
+            assert_eq!(check_name(name), expected, "{name:?}");
+        }
+    }
+
     /// The fast check agrees with `char::is_control`.
     #[test]
     fn control_characters_match_unicode() {
         for char in '\0'..='\u{3000}' {
-            let is_valid = check_name(&format!("a{char}b")).is_ok();
+            let is_valid = check_buyer_uid(&format!("a{char}b"), 256).is_ok();
             assert_eq!(is_valid, !char.is_control(), "{char:?}");
         }
     }

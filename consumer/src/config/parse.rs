@@ -41,7 +41,7 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
     };
     let name = ids::check_name(&text).map(|()| text.clone());
     name.map_err(|_| {
-        format!("invalid name; expected 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters")
+        format!("invalid name; expected 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes of printable characters, without a space at either end")
     })
 }
 

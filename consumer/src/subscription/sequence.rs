@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::{
-    limits::SUBSCRIBER_NAME_BYTES_MAX,
+    ids,
     v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome, Tail},
     wire::ChunkHeader,
 };
@@ -61,7 +61,7 @@ impl StreamPosition {
     /// # Errors
     /// When `hello` does not match the cursors.
     pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Resumption), ProtocolViolation> {
-        if !is_producer_id(&hello.producer_id) {
+        if ids::check_name(&hello.producer_id).is_err() {
             return Err(ProtocolViolation::new("invalid producer id"));
         }
         let known = sent
@@ -171,11 +171,6 @@ impl StreamPosition {
     }
 }
 
-/// Whether the producer id is valid, by the rules of subscriber names.
-fn is_producer_id(id: &str) -> bool {
-    (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&id.len()) && !id.chars().any(char::is_control)
-}
-
 #[cfg(test)]
 mod tests {
     use proto::v1::GapReason;
@@ -250,6 +245,7 @@ mod tests {
             ("ü", true),
             ("", false),
             ("a\nb", false),
+            (" ", false),
             (&"x".repeat(256), true),
             (&"x".repeat(257), false),
         ] {

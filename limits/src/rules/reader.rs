@@ -143,7 +143,7 @@ impl Reader {
     /// Parses a limit; `is_default` for the limit of unlisted keys. `None` if its table is invalid.
     fn limit(&mut self, name: String, value: Value, is_default: bool) -> Option<NamedLimit> {
         let path = format!("limits.{}", name.escape_debug());
-        if name.is_empty() || name.chars().any(char::is_control) {
+        if name.trim().is_empty() || name.chars().any(char::is_control) {
             self.tables.error(&path, INVALID_NAME);
         }
         let mut table: Table = self.tables.table(&path, value, &[])?;

@@ -102,7 +102,7 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
     ids::check_name(name).map_err(|_| {
         Status::invalid_argument(format!(
-            "{field} must be 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes long and contain no control characters"
+            "invalid {field}; expected 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes of printable characters, without a space at either end"
         ))
     })
 }

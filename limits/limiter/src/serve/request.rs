@@ -104,7 +104,7 @@ impl CounterName {
     /// When a name is invalid.
     pub fn new(limit: &str, counter: &str) -> Result<Self, Problem> {
         let limit = limit_name(limit)?;
-        if counter.is_empty()
+        if counter.trim().is_empty()
             || counter.len() > COUNTER_BYTES_MAX
             || counter.chars().any(char::is_control)
         {

@@ -38,7 +38,10 @@ use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
 use proto::limits::CONTRACTS_MAX;
-use proto::{ids::hygiene::Flaw, limits::BUYER_UID_BYTES_MAX};
+use proto::{
+    ids::{self, hygiene::Flaw},
+    limits::BUYER_UID_BYTES_MAX,
+};
 use regex::{Regex, RegexBuilder};
 use runtime::{
     reload::{NamedFile, Reloader, Source},
@@ -463,10 +466,10 @@ fn compiled(pattern: &str) -> Result<Regex, String> {
 }
 
 fn check_name(name: &str) -> Result<(), String> {
-    let is_valid =
-        (1..=NAME_CHARS_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control);
-    let error =
-        format!("invalid name: use 1 to {NAME_CHARS_MAX} characters, and no control characters");
+    let is_valid = name.chars().count() <= NAME_CHARS_MAX && ids::is_printable_name(name);
+    let error = format!(
+        "invalid name: use 1 to {NAME_CHARS_MAX} printable characters, without a space at either end"
+    );
     check(is_valid, error)
 }
 
