@@ -14,6 +14,7 @@ use gethostname::gethostname;
 use runtime::{
     admin, listen,
     metrics::Registry,
+    open_files,
     ready::{self, Component},
     services::Services,
     unix_micros,
@@ -36,6 +37,7 @@ use crate::{
     http::Api,
     limiter::Limiter,
     maker::{Maker, bodies::Bodies},
+    messages::BATCH_ASSETS_MAX,
     metrics::{self, Metrics},
     mirror::Mirror,
     origin::HttpOrigin,
@@ -84,8 +86,14 @@ impl App {
         let file = config.apps.context("--apps is not set")?;
         let url = config.limiter.context("--limiter is not set")?;
         let limiter = Limiter::new(url, config.limiter_token.clone())?;
-        let memory = config.work.body_memory.min(Semaphore::MAX_PERMITS);
-        let memory = Arc::new(Semaphore::new(memory));
+        let requests = config.work.workers * BATCH_ASSETS_MAX;
+        let [connections, requests] = open_files::connections(
+            0,
+            [
+                ("API connections", admin::LIMITS.connections_max),
+                ("parallel requests", requests),
+            ],
+        );
         let newest = Arc::clone(&file);
         let current: CurrentApps = Arc::new(move || newest.current());
         let shared = Shared {
@@ -94,7 +102,7 @@ impl App {
             apps: current,
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
-                origin: HttpOrigin(memory),
+                origin: HttpOrigin::new(config.work.body_memory, requests),
                 limiter: Some(limiter),
                 metrics,
             },
@@ -121,7 +129,7 @@ impl App {
             let api = Arc::clone(&api);
             async move { api.handle(request).await }
         };
-        services.serve_api(listener, admin::LIMITS, &stage, handler)?;
+        services.serve_api(listener, admin::LIMITS.with(connections), &stage, handler)?;
         let (stop, to_run) = (services.stage.stop.clone(), Arc::clone(&shared));
         let running = services.stage.tasks.spawn(async move {
             let running = Box::pin(to_run.run(&config.work, stop.clone()));

@@ -35,9 +35,14 @@ pub trait Origin: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-/// Origins on the network. The semaphore bounds the bytes of bodies that are not stored yet.
+/// Origins on the network.
 #[derive(Debug, Clone)]
-pub struct HttpOrigin(pub Arc<Semaphore>);
+pub struct HttpOrigin {
+    /// Bytes for bodies that are not stored yet.
+    memory: Arc<Semaphore>,
+    /// Parallel requests, each of which has an open file.
+    requests: Arc<Semaphore>,
+}
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
@@ -54,6 +59,7 @@ impl Origin for HttpOrigin {
         if let Some(token) = cookies.and_then(Cookies::token) {
             request = request.bearer_auth(token);
         }
+        let _permit = self.requests.acquire().await;
         let began = Instant::now();
         match timeout(FIRST_BYTE_TIMEOUT, request.send()).await {
             Ok(Ok(response)) => {
@@ -71,6 +77,16 @@ impl Origin for HttpOrigin {
 }
 
 impl HttpOrigin {
+    /// Origins with these bounds on the bytes of bodies that are not stored yet, and on parallel requests.
+    pub fn new(memory: usize, requests: usize) -> Self {
+        let semaphore =
+            |permits: usize| Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
+        Self {
+            memory: semaphore(memory),
+            requests: semaphore(requests),
+        }
+    }
+
     async fn read(
         &self,
         response: reqwest::Response,
@@ -118,7 +134,10 @@ impl HttpOrigin {
             return Body::Unusable;
         }
         let permits = u32::try_from(length).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.0).acquire_many_owned(permits).await.ok();
+        let permit = Arc::clone(&self.memory)
+            .acquire_many_owned(permits)
+            .await
+            .ok();
         let mut bytes = Vec::with_capacity(length);
         let reading = async {
             while let Ok(chunk) = response.chunk().await {
@@ -224,7 +243,7 @@ pub(crate) mod tests {
             format!("HTTP/1.1 {text}")
         };
         let (address, _tasks) = serve(None, respond).await;
-        let origin = HttpOrigin(Arc::new(Semaphore::new(8000)));
+        let origin = HttpOrigin::new(8000, 8);
         let app = app(address, "");
         for (index, (text, expected)) in responses.iter().enumerate() {
             let url = format!("http://{address}/{index}");
@@ -233,7 +252,10 @@ pub(crate) mod tests {
                 Body::Complete(body) => {
                     assert_eq!(body, "abc");
                     // Its length, or the maximum.
-                    assert_eq!(origin.0.available_permits(), [7997, 8000 - 2048][index]);
+                    assert_eq!(
+                        origin.memory.available_permits(),
+                        [7997, 8000 - 2048][index]
+                    );
                     "complete"
                 }
                 Body::Cut => "cut",
@@ -241,7 +263,7 @@ pub(crate) mod tests {
                 Body::Unread => "unread",
             };
             assert_eq!(found, *expected, "{text}");
-            assert_eq!(origin.0.available_permits(), 8000, "{text}");
+            assert_eq!(origin.memory.available_permits(), 8000, "{text}");
         }
     }
 
@@ -254,7 +276,7 @@ pub(crate) mod tests {
             "HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n".to_owned()
         })
         .await;
-        let origin = HttpOrigin(Arc::new(Semaphore::new(8000)));
+        let origin = HttpOrigin::new(8000, 8);
         let asset = Asset {
             url: format!("http://{address}/one"),
             e_tag: "\"1\"".to_owned(),
@@ -295,8 +317,8 @@ pub(crate) mod tests {
             format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")
         })
         .await;
-        let origin = HttpOrigin(Arc::new(Semaphore::new(1)));
-        let held = origin.0.acquire().await;
+        let origin = HttpOrigin::new(1, 8);
+        let held = origin.memory.acquire().await;
         let app = app(address, "");
         let response = request(&origin, &app, format!("http://{address}/")).await;
         assert_eq!(response.unwrap().status, 304);
@@ -333,7 +355,7 @@ pub(crate) mod tests {
         let (acceptor, file) = tls();
         let respond = |_: &str| "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc".to_owned();
         let (address, _tasks) = serve(Some(acceptor), respond).await;
-        let origin = HttpOrigin(Arc::new(Semaphore::new(1 << 20)));
+        let origin = HttpOrigin::new(1 << 20, 8);
         let url = format!("https://{address}/");
         let ca_file = format!("ca_file = \"{}\"\n", file.path().display());
         let response = request(&origin, &app(address, &ca_file), url.clone()).await;

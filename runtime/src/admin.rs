@@ -12,6 +12,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use super::{
     caller, debug, http_server,
     listen::{Limits, Listener},
+    open_files,
     ready::{self, Component},
     reply::{Reply, content, text},
     services::Services,
@@ -87,8 +88,8 @@ impl Services {
             let port = Arc::clone(&port);
             async move { port.serve(request).await }
         };
-        let stage = self.stage.clone();
-        let serving = http_server::serve(listener, None, LIMITS, metrics, stage, handler);
+        let (stage, limits) = (self.stage.clone(), LIMITS.with(open_files::of_admin()));
+        let serving = http_server::serve(listener, None, limits, metrics, stage, handler);
         self.stage.tasks.spawn(serving);
         tracing::info!(%address, "admin port is open");
         if !address.ip().is_loopback() {

@@ -10,6 +10,7 @@ pub mod http_server;
 pub mod listen;
 pub mod logging;
 pub mod metrics;
+pub mod open_files;
 pub mod problem;
 pub mod process;
 pub mod rate_limit;

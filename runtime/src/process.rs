@@ -7,7 +7,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    VERSION, logging, raise_open_files,
+    VERSION, logging, open_files,
     settings::{
         Loaded, Settings, info_commands,
         live_config::{LiveConfig, Metrics},
@@ -65,7 +65,7 @@ async fn run<A: Settings>(
         live_config: LiveConfig::of(&settings),
         settings: PhantomData,
     };
-    let open_files = raise_open_files();
+    let open_files = open_files::raise()?;
     let changed = settings.effective.non_defaults();
     tracing::info!(
         version = VERSION,

@@ -36,7 +36,7 @@ use fjall::{
 };
 use parking_lot::Mutex;
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
-use runtime::{unfinished_store, unix_micros};
+use runtime::{open_files, unfinished_store, unix_micros};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -257,6 +257,7 @@ impl Inner {
         let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
         let database = Database::builder(dir)
             .cache_size(CACHE_BYTES)
+            .max_cached_files(Some(open_files::of_store()))
             .max_journaling_size(JOURNAL_BYTES_MAX)
             .with_compaction_filter_factories(Arc::new(move |keyspace| {
                 (keyspace == COOKIES).then(|| Arc::clone(&filter))

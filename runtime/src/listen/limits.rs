@@ -24,6 +24,13 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// These limits with another maximum number of connections.
+    #[must_use]
+    pub const fn with(mut self, connections_max: usize) -> Self {
+        self.connections_max = connections_max;
+        self
+    }
+
     /// A receiver of constant limits.
     pub fn fixed(self) -> watch::Receiver<Self> {
         watch::channel(self).1

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use runtime::{
     admin, listen,
     metrics::Registry,
+    open_files,
     ready::{self, Component},
     services::Services,
 };
@@ -118,7 +119,10 @@ impl App {
             let (service, stop) = (Arc::clone(&service), stop.clone());
             async move { service.http(request, &stop).await }
         };
-        let limits = config.api.limits();
+        let store_files = saver.as_ref().map_or(0, |_| open_files::of_store());
+        let configured = [("--connections", config.api.connections)];
+        let [connections] = open_files::connections(store_files, configured);
+        let limits = config.api.limits().with(connections);
         app.services
             .serve_api(listener, limits, &app.api, handler)?;
         if let Some(saver) = saver {

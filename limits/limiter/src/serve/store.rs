@@ -10,7 +10,7 @@ use std::{
 };
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Slice};
-use runtime::unfinished_store;
+use runtime::{open_files, unfinished_store};
 
 use super::engine::Changes;
 
@@ -38,8 +38,11 @@ impl Store {
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(dir)?;
         let is_new = !unfinished_store::remove(dir)?;
-        let database = Database::builder(dir).cache_size(CACHE_BYTES).open();
-        let database = database.map_err(unusable)?;
+        let database = Database::builder(dir)
+            .cache_size(CACHE_BYTES)
+            .max_cached_files(Some(open_files::of_store()))
+            .open()
+            .map_err(unusable)?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         let records = database.keyspace("records", options).map_err(unusable)?;
         let path = dir.to_owned();

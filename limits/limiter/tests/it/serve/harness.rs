@@ -26,6 +26,33 @@ pub(crate) struct Limiter {
 impl Limiter {
     /// Starts a limiter with these limits and additional flags, which override the default flags.
     pub(crate) async fn start(limits: &str, flags: &[&str]) -> Result<Self> {
+        Self::start_as(
+            Path::new(env!("CARGO_BIN_EXE_limiter")),
+            Vec::new(),
+            limits,
+            flags,
+        )
+        .await
+    }
+
+    /// Like [`start`](Self::start), with this open-file limit.
+    pub(crate) async fn start_with_files(
+        files: usize,
+        limits: &str,
+        flags: &[&str],
+    ) -> Result<Self> {
+        let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        let program = env!("CARGO_BIN_EXE_limiter").to_owned();
+        let shell = vec!["-c".to_owned(), script, program];
+        Self::start_as(Path::new("/bin/sh"), shell, limits, flags).await
+    }
+
+    async fn start_as(
+        program: &Path,
+        first: Vec<String>,
+        limits: &str,
+        flags: &[&str],
+    ) -> Result<Self> {
         let dir = TempDir::new()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
         fs::write(path("limits.toml"), limits)?;
@@ -44,8 +71,7 @@ impl Limiter {
             own.is_some() && flags.iter().any(|flag| name(flag) == own)
         };
         let defaults = defaults.into_iter().filter(|flag| !is_overridden(flag));
-        let args: Vec<String> = defaults.chain(more).collect();
-        let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
+        let args: Vec<String> = first.into_iter().chain(defaults).chain(more).collect();
         let log = dir.path().join("log");
         let process = Process::start("the limiter", program, &args, &log)?;
         let mut limiter = Self {

@@ -131,6 +131,44 @@ async fn untrusted_clients_that_read_no_responses_neither_exhaust_memory_nor_blo
     limiter.stop().await
 }
 
+#[tokio::test]
+async fn idle_connections_leave_files_for_the_state() -> Result<()> {
+    const FILES: usize = 1_024;
+    ensure!(
+        runtime::raise_open_files() > 2 * FILES as u64,
+        "too few files"
+    );
+    let dir = TempDir::new()?;
+    let tokens = dir.path().join("tokens");
+    fs::write(&tokens, "one one-token-of-16b *\n")?;
+    let flags = [
+        &*format!("--token-file={}", tokens.display()),
+        "--connections-per-address=4096",
+    ];
+    let mut limiter = Limiter::start_with_files(FILES, LIMITS, &flags).await?;
+    let mut trusted = limiter.client().await?;
+    let mut idle = Vec::new();
+    for _ in 0..1_100 {
+        idle.push(TcpStream::connect(&limiter.address)?);
+    }
+    // The state is written before each response, and synced every second.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        let response = trusted.post("/v1/limits/a/k/reserve", &[TOKEN], "{}");
+        body(&tokio::time::timeout(TIMEOUT, response).await??, 200);
+    }
+    ensure!(
+        limiter
+            .process
+            .last_lines(100)
+            .contains("the open-file limit is too low"),
+        "{}",
+        limiter.process.last_lines(100)
+    );
+    drop(idle);
+    limiter.stop().await
+}
+
 /// Sends these bytes, and reads until the connection closes.
 fn until_end(limiter: &Limiter, bytes: &[u8]) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect(&limiter.address)?;
