@@ -1,13 +1,14 @@
 //! Starts a producer process.
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::Result;
 
-use crate::programs::{Process, free_address};
+use crate::programs::{Process, flag_value, free_address};
 
 /// Listening addresses of a producer.
 #[derive(Debug, Clone)]
@@ -81,7 +82,14 @@ impl Launch<'_> {
     ) -> Result<Producer> {
         let Addresses { http, grpc, admin } = self.addresses;
         let own = ["--http", &http, "--grpc", &grpc, "--admin", &admin].map(str::to_owned);
-        let flags: Vec<_> = own.into_iter().chain(self.flags).collect();
+        let mut flags: Vec<_> = own.into_iter().chain(self.flags).collect();
+        let is_loopback = |it: SocketAddr| it.ip().is_loopback();
+        if !grpc.parse().is_ok_and(is_loopback)
+            && flag_value(&flags, "--token-file").is_none()
+            && flag_value(&flags, "--tls-client-ca").is_none()
+        {
+            flags.push("--grpc-insecure".to_owned());
+        }
         let (program, flags) = wrap(self.program, &flags);
         let log = self.dir.join(format!("{}.log", self.name));
         Ok(Producer {

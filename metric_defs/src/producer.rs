@@ -175,13 +175,9 @@ pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
     "producer_grpc_calls_refused_total",
-    "gRPC calls rejected because of their rate or their memory, by reason.",
+    "gRPC calls rejected because of a limit, by reason.",
 )
 .by(&["reason"]);
-pub const CALLS_BYTES: MetricDef = MetricDef::gauge(
-    "producer_grpc_calls_bytes",
-    "Memory counted for gRPC calls other than streams, including incomplete requests; at most 16 MiB.",
-);
 pub const STREAMS_REFUSED: MetricDef = MetricDef::counter(
     "producer_streams_refused_total",
     "Stream requests rejected, by gRPC status code.",

@@ -65,7 +65,7 @@ const ROWS: usize = 1;
 const OPENAPI: &str = include_str!("api/openapi.json");
 
 /// Connection limits of the port. The body of a bulk request has a separate timeout.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     connections_max: 256,
     connections_per_address_max: Some(64),
     request_timeout: Some(Duration::from_secs(10)),
@@ -189,6 +189,7 @@ impl Api {
         self,
         listener: impl Listener,
         tls: Option<Arc<Handshakes>>,
+        limits: Limits,
         metrics: listen::Metrics,
         stage: Stage,
     ) {
@@ -200,7 +201,7 @@ impl Api {
                 response
             }
         };
-        http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
+        http_server::serve(listener, tls, limits, metrics, stage, handler).await;
     }
 
     /// Authenticates a request. Returns its client if it has this permission and is below its request rate.

@@ -2,11 +2,10 @@
 
 mod config_reload;
 mod drain;
-mod open_files;
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use prometheus::IntCounterVec;
 use runtime::{
     self,
@@ -14,12 +13,11 @@ use runtime::{
     metrics::Registry,
     services::Services,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 
 pub use self::config_reload::RuntimeConfig;
-use self::open_files::FILES_MIN;
 use crate::{
     api::{self, Api},
     config::Config,
@@ -88,14 +86,8 @@ impl App {
     /// Binds all ports and starts serving.
     ///
     /// # Errors
-    /// When a port cannot be bound, or the open-file limit is too low.
+    /// When a port cannot be bound.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
-        let files = runtime::raise_open_files();
-        ensure!(
-            files >= FILES_MIN,
-            "open-file limit too low: {files}; a producer needs at least {FILES_MIN}. Each connection is an open file. Raise the limit with \
-             ulimit -n, or LimitNOFILE= in its systemd unit"
-        );
         let contracts = config.dsps.contracts.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
         let (dsps, times_to_live) = (app.dsps.clone(), app.times_to_live.clone());
@@ -147,7 +139,10 @@ impl App {
         );
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
-        config.security.warn_if_exposed(addresses.grpc);
+        let exposure = config.security.exposure(addresses.grpc);
+        if let Some(exposure) = exposure {
+            tracing::warn!(grpc = %addresses.grpc, "{exposure}");
+        }
         let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
@@ -217,7 +212,8 @@ impl App {
             let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
             services.watch(config.api.tokens.as_ref(), &app.api);
             let tls = access.api_tls.clone();
-            let serving = api.serve(port, tls, services.connections("api")?, app.api.clone());
+            let (limits, metrics) = (app.runtime_config.api, services.connections("api")?);
+            let serving = api.serve(port, tls, limits, metrics, app.api.clone());
             app.api.tasks.spawn(serving);
         }
         let serving_edge = edge.serve(
@@ -232,9 +228,14 @@ impl App {
             draining: app.draining.clone(),
             http: AcceptTask {
                 address: addresses.http,
+                exposure: None,
                 task: app.edge.tasks.spawn(serving_edge).abort_handle(),
             },
-            grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
+            grpc: AcceptTask {
+                address: addresses.grpc,
+                exposure,
+                task: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
+            },
             dsps: app.dsps.clone(),
             inlet: app.inlet.clone(),
         };
@@ -262,7 +263,7 @@ impl App {
         access: AccessControl,
         server: Server,
         connections: listen::Metrics,
-    ) -> AcceptTask {
+    ) -> AbortHandle {
         let stage = &self.streams;
         let accepting = stage.tasks.spawn(server.serve(
             listener,
@@ -281,10 +282,7 @@ impl App {
             };
             stop.run_until_cancelled(sweeping).await;
         });
-        AcceptTask {
-            address: self.addresses.grpc,
-            task: accepting.abort_handle(),
-        }
+        accepting.abort_handle()
     }
 }
 

@@ -57,11 +57,11 @@ impl Settings for Args {
             ));
         }
         Config {
+            security: self.security.check(self.network.grpc, errors),
             network: self.network,
             retention: self.retention,
             limits: self.limits,
             dsps: self.dsps.check(errors),
-            security: self.security.check(errors),
             api: self.api.check(errors),
             shutdown: self.shutdown,
             common: self.common.check(errors),

@@ -31,6 +31,8 @@ pub struct Readiness {
 pub struct AcceptTask {
     /// Bound address.
     pub address: SocketAddr,
+    /// Who can use the port unintendedly.
+    pub exposure: Option<&'static str>,
     /// Finished when the port is closed.
     pub task: AbortHandle,
 }
@@ -56,7 +58,12 @@ impl AcceptTask {
         let state = if self.task.is_finished() {
             Err(format!("{} is closed", self.address))
         } else {
-            Ok(format!("{} is open", self.address))
+            let exposure = self.exposure.map(|it| format!("; {it}"));
+            Ok(format!(
+                "{} is open{}",
+                self.address,
+                exposure.unwrap_or_default()
+            ))
         };
         Component::new(name, state)
     }
@@ -74,6 +81,7 @@ mod tests {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let accept_task = |port| AcceptTask {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
+            exposure: None,
             task: tasks.spawn(stop.clone().cancelled_owned()).abort_handle(),
         };
         let readiness = Readiness {

@@ -10,7 +10,7 @@ use runtime::{
     listen::Stage,
     reload::{NamedFile, Reloader},
     services::Services,
-    settings::{CONTENTS, ConfigErrors},
+    settings::{BOOLEAN, CONTENTS, ConfigErrors},
     tls::server::{Files, HANDSHAKES_MAX, Handshakes},
     token,
 };
@@ -47,9 +47,13 @@ pub struct SecurityArgs {
 
     /// File with bearer tokens, one per line. If set, every gRPC call must present a token
     ///
-    /// A token must be 16 to 512 bytes long. Health checks need no token.
+    /// A token must be 16 to 512 bytes long. Health checks (`Check`) need no token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
+
+    /// Admit every client that reaches a --grpc address other than loopback, without --token-file or --tls-client-ca
+    #[arg(long, value_name = BOOLEAN)]
+    grpc_insecure: bool,
 }
 
 /// The validated settings and the content of their files, which `Debug` does not print.
@@ -76,8 +80,14 @@ pub struct AccessControl {
 }
 
 impl SecurityArgs {
-    /// Reads the files; adds all errors to `errors`.
-    pub fn check(&self, errors: &mut ConfigErrors) -> Security {
+    /// Reads the files; adds all errors to `errors`, also if every client could read the streams at the address `grpc`.
+    pub fn check(&self, grpc: SocketAddr, errors: &mut ConfigErrors) -> Security {
+        let is_protected = !self.token_file.is_empty() || !self.tls_client_ca.is_empty();
+        if !(grpc.ip().is_loopback() || is_protected || self.grpc_insecure) {
+            errors.add(format!(
+                "--grpc: {grpc} is not a loopback address: set --token-file or --tls-client-ca, or admit every client with --grpc-insecure"
+            ));
+        }
         let certificate = NamedFile::from_flag("--tls-cert", &self.tls_cert);
         let key = NamedFile::from_flag("--tls-key", &self.tls_key);
         let client_authorities = NamedFile::from_flag("--tls-client-ca", &self.tls_client_ca);
@@ -154,24 +164,18 @@ impl Security {
         self.http_tls.is_some()
     }
 
-    /// Logs a warning if other hosts can read the streams at `address`.
-    pub fn warn_if_exposed(&self, address: SocketAddr) {
-        if let Some(exposure) = self.exposure(address) {
-            tracing::warn!(grpc = %address, "{exposure}");
-        }
-    }
-
-    fn exposure(&self, address: SocketAddr) -> Option<&'static str> {
+    /// How other hosts can read the streams at `address`.
+    pub(crate) fn exposure(&self, address: SocketAddr) -> Option<&'static str> {
         match (&self.tls, &self.token) {
             _ if address.ip().is_loopback() => None,
             (None, None) => Some(
-                "streams are unencrypted and open to any client that reaches this address (set --tls-cert and --token-file)",
+                "--grpc-insecure: streams are unencrypted and open to any client that reaches this address (set --tls-cert and --token-file)",
             ),
             (None, Some(_)) => Some(
                 "tokens and streams are unencrypted and can be read in transit (set --tls-cert)",
             ),
             (Some(_), None) if !self.requires_certificates => Some(
-                "streams are encrypted, but open to any client that reaches this address (set --tls-client-ca or --token-file)",
+                "--grpc-insecure: streams are encrypted, but open to any client that reaches this address (set --tls-client-ca or --token-file)",
             ),
             (Some(_), _) => None,
         }
@@ -190,20 +194,21 @@ mod tests {
         file.write_all(b"a-token-of-some-length").unwrap();
         let path = file.path().display().to_string();
         let mut errors = ConfigErrors::default();
+        let (loopback, any) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
         let mut check = |token_file| {
             let args = SecurityArgs {
                 token_file,
+                grpc_insecure: true,
                 ..SecurityArgs::default()
             };
-            args.check(&mut errors)
+            args.check(any, &mut errors)
         };
         let (plain, token) = (check(String::new()), check(path));
         assert!(errors.is_empty(), "{errors}");
-        let (loopback, any) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
         assert_eq!(plain.exposure(loopback), None);
         assert_eq!(token.exposure("[::1]:1".parse().unwrap()), None);
         let exposed = |security: &Security| security.exposure(any).unwrap();
-        assert!(exposed(&plain).starts_with("streams are unencrypted"));
+        assert!(exposed(&plain).starts_with("--grpc-insecure: streams are unencrypted"));
         assert!(exposed(&token).starts_with("tokens and streams are unencrypted"));
         assert!(!format!("{token:?}").contains("a-token"));
     }

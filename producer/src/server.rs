@@ -1,8 +1,7 @@
 //! The gRPC server: serves the streams, health checks and reflection on HTTP/2 connections from the shared accept loop.
 
 mod call;
-mod call_budget;
-mod call_rates;
+mod calls;
 mod connection;
 mod pipe;
 
@@ -18,10 +17,10 @@ use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
 pub(crate) use self::{
-    call_budget::BYTES_MAX as CALLS_BYTES_MAX,
+    calls::BYTES_MAX as CALLS_BYTES_MAX,
     connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
 };
-use self::{call_rates::CallLimits, connection::GrpcConnection};
+use self::{calls::CallLimits, connection::GrpcConnection};
 use crate::{security::AccessControl, streams::Streams};
 
 /// Maximum size of health check and reflection requests, which name a service or a symbol.

@@ -1,10 +1,10 @@
 //! Applies changed settings while the producer runs. No other module applies them.
 
-use runtime::listen::Limits;
+use runtime::{listen::Limits, open_files};
 use tokio::sync::watch;
 
-use super::open_files;
 use crate::{
+    api,
     config::{Config, Shutdown},
     server,
     streams::subscribers::Subscribers,
@@ -15,6 +15,7 @@ use crate::{
 pub struct RuntimeConfig {
     pub(super) http: watch::Sender<Limits>,
     pub(super) grpc: watch::Sender<Limits>,
+    pub(super) api: Limits,
     pub(super) shutdown: watch::Sender<Shutdown>,
     subscribers: Subscribers,
 }
@@ -22,10 +23,11 @@ pub struct RuntimeConfig {
 impl RuntimeConfig {
     /// Begins with the settings in `config`.
     pub(super) fn new(config: &Config, subscribers: Subscribers) -> Self {
-        let (http, grpc) = connection_limits(config);
+        let (http, grpc, api) = connection_limits(config);
         Self {
             http: watch::Sender::new(http),
             grpc: watch::Sender::new(grpc),
+            api,
             shutdown: watch::Sender::new(config.shutdown),
             subscribers,
         }
@@ -33,7 +35,7 @@ impl RuntimeConfig {
 
     /// Applies the reloadable settings in `config`.
     pub fn apply(&self, config: &Config) {
-        let (http, grpc) = connection_limits(config);
+        let (http, grpc, _) = connection_limits(config);
         self.http.send_replace(http);
         self.grpc.send_replace(grpc);
         self.shutdown.send_replace(config.shutdown);
@@ -44,10 +46,21 @@ impl RuntimeConfig {
     }
 }
 
-/// Limits of the HTTP port and of the gRPC port, reduced if the open-file limit is too low.
-fn connection_limits(config: &Config) -> (Limits, Limits) {
+/// Limits of the HTTP, gRPC and API ports, reduced if the open-file limit is too low.
+fn connection_limits(config: &Config) -> (Limits, Limits, Limits) {
     let limits = &config.limits;
-    let (http, grpc) = open_files::connections(config);
+    let api = config
+        .api
+        .address
+        .map_or(0, |_| api::LIMITS.connections_max);
+    let [http, grpc, api] = open_files::connections(
+        0,
+        [
+            ("--http-connections", limits.http_connections),
+            ("--grpc-connections", limits.grpc_connections),
+            ("--api", api),
+        ],
+    );
     let http = Limits {
         connections_max: http,
         connections_per_address_max: limits.http_connections_per_address,
@@ -63,7 +76,7 @@ fn connection_limits(config: &Config) -> (Limits, Limits) {
         idle_timeout: server::IDLE_TIMEOUT,
         write_timeout: None,
     };
-    (http, grpc)
+    (http, grpc, api::LIMITS.with(api))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
 const EXAMPLES: &str = "\
 Examples:
   Retain 4 GiB for disconnected consumers, and require a token from them:
-    producer --log-bytes 4GiB --token-file /etc/cookiesync/tokens
+    producer --grpc 0.0.0.0:7676 --log-bytes 4GiB --token-file /etc/cookiesync/tokens
 
   Write the settings to a file, and validate the file after a change:
     producer --log-bytes 4GiB --print-config > producer.toml
@@ -91,8 +91,8 @@ pub struct Network {
     )]
     pub uid: UidMode,
 
-    /// Address for subscribers (gRPC)
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7676", value_parser = address)]
+    /// Address for subscribers (gRPC). If it is not a loopback address, set --token-file, --tls-client-ca or --grpc-insecure
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7676", value_parser = address)]
     pub grpc: SocketAddr,
 
     /// Address for the status page, /metrics, /healthz and /readyz
@@ -322,7 +322,9 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
     }
     match ids::check_name(text) {
         Ok(()) => Ok(Some(text.to_owned())),
-        Err(_) => Err("must have at most 256 bytes and no control characters"),
+        Err(_) => Err(
+            "must have at most 256 bytes of printable characters, without a space at either end",
+        ),
     }
 }
 

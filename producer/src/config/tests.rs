@@ -15,7 +15,7 @@ fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
     assert_eq!(config.network.http, "0.0.0.0:8080".parse().unwrap());
-    assert_eq!(config.network.grpc, "0.0.0.0:7676".parse().unwrap());
+    assert_eq!(config.network.grpc, "127.0.0.1:7676".parse().unwrap());
     assert_eq!(config.network.admin, "127.0.0.1:9090".parse().unwrap());
     assert_eq!(config.retention.log_bytes, 1 << 30);
     assert_eq!(config.retention.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
@@ -29,6 +29,30 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.limits.http_connections_per_address, None);
     assert_eq!(config.limits.grpc_connections_per_address, None);
     assert_eq!(config.shutdown.drain_delay, Duration::ZERO);
+}
+
+#[test]
+fn grpc_address_beyond_loopback_requires_authentication_or_an_explicit_setting() {
+    for (flags, is_valid) in [
+        (&["--grpc=127.0.0.1:1"][..], true),
+        (&["--grpc=127.9.9.9:1"], true),
+        (&["--grpc=[::1]:1"], true),
+        (&["--grpc=0.0.0.0:1"], false),
+        (&["--grpc=[::]:1"], false),
+        (&["--grpc=192.0.2.1:1"], false),
+        (&["--grpc=0.0.0.0:1", "--grpc-insecure=false"], false),
+        (
+            &["--grpc=0.0.0.0:1", "--tls-cert=/none", "--tls-key=/none"],
+            false,
+        ),
+        (&["--grpc=0.0.0.0:1", "--grpc-insecure"], true),
+        (&["--grpc=0.0.0.0:1", "--token-file=/none"], true),
+        (&["--grpc=0.0.0.0:1", "--tls-client-ca=/none"], true),
+    ] {
+        let error = load(flags).map_or_else(|error| error.to_string(), |_| String::new());
+        let expected = "is not a loopback address: set --token-file or --tls-client-ca, or";
+        assert_eq!(error.contains(expected), !is_valid, "{flags:?}: {error}");
+    }
 }
 
 #[test]
@@ -70,9 +94,9 @@ fn all_errors_are_reported_together() {
         "--tls-cert=/no/such/certificate.pem",
         "--tls-key=/no/such/key.pem",
         "--tls-client-ca=/no/such/authority.pem",
+        "--token-file=/no/such/tokens",
         "--http-tls-cert=/no/such/certificate.pem",
         "--http-tls-key=/no/such/key.pem",
-        "--token-file=/no/such/tokens",
         "--drain-delay=soon",
         "--log-filter=inof",
         "--log-format=xml",

@@ -21,8 +21,8 @@ use tonic::Status;
 
 use crate::log_gate::LogGate;
 
-/// The service that needs no token.
-const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
+/// The call that needs no token.
+pub(crate) const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 
 /// Minimum time between log messages about rejected calls.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ impl TokenCheck {
     }
 
     fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), TokenError> {
-        if path.starts_with(HEALTH_SERVICE) {
+        if path == HEALTH_CHECK {
             return Ok(());
         }
         self.tokens.current().authenticate(headers).map(drop)
@@ -144,11 +144,12 @@ pub(crate) mod tests {
 
     #[test]
     fn only_health_checks_need_no_token() {
-        check("/grpc.health.v1.Health/Check", &[], Ok(()));
+        check(HEALTH_CHECK, &[], Ok(()));
         for path in [
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
             "/cookiesync.v1.CookieStreamer/GetCookies",
             "/grpc.health.v1.HealthX/Check",
+            "/grpc.health.v1.Health/Watch",
             "/",
         ] {
             check(path, &[], Err(TokenError::Missing));

@@ -1,7 +1,7 @@
 //! One gRPC call: reads its request from HTTP/2 and writes its response.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -16,14 +16,14 @@ use runtime::listen::InProgress;
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, error::Elapsed, sleep, timeout},
+    time::{error::Elapsed, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, service::Routes};
 use tower::Service;
 
 use super::{
-    call_budget::{AddressShare, CallKind, Grant},
+    calls::{CallKind, CallLimits, Grant},
     pipe::{Data, Pipe, PipeEnd, SentResponse},
 };
 use crate::streams::{
@@ -38,14 +38,16 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for a disconnected stream to release bytes that HTTP/2 has begun to write. Beyond it, the connection is closed.
 const RELEASE_GRACE: Duration = Duration::from_secs(1);
 
+/// Time limit for a client to read the rest of an ended stream.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Maximum number of request frames buffered for the health and reflection services.
 const BUFFERED_FRAMES_MAX: usize = 16;
 
 /// State of the connection that a call uses.
 pub(super) struct CallContext {
     pub(super) routes: Routes,
-    /// The address share to which its calls are charged.
-    pub(super) share: AddressShare,
+    pub(super) limits: CallLimits,
     /// Cancelled when the producer drains.
     pub(super) stopping: CancellationToken,
     /// Closes the connection immediately.
@@ -102,7 +104,6 @@ pub(super) async fn run(
             Err(_) => Status::deadline_exceeded("request message not received in time").into_http(),
         },
         () = context.stopping.cancelled() => draining().into_http(),
-        () = grant.end().cancelled() => ended_early().into_http(),
         _ = poll_fn(|context| respond.poll_reset(context)) => return,
     };
     let (mut head, body) = response.into_parts();
@@ -111,7 +112,7 @@ pub(super) async fn run(
     let Some(mut pipe) = send_headers(respond, head, body, in_flight.as_ref()) else {
         return;
     };
-    // Streams end with the log. All other calls end when the producer drains, or when other calls need their bytes.
+    // Streams end with the log. All other calls end when the producer drains.
     if is_stream {
         drop(grant);
         // The body checks this too, but is not polled while the window is closed.
@@ -124,18 +125,15 @@ pub(super) async fn run(
     } else {
         let stopping = context.stopping.clone();
         pipe = pipe.ending_early(Box::pin(async move {
-            tokio::select! {
-                biased;
-                () = stopping.cancelled() => draining(),
-                () = grant.end().cancelled() => ended_early(),
-            }
+            stopping.cancelled().await;
+            draining()
         }));
     }
     // This drops the body and its lease, so that the subscriber counts as disconnected.
     let (ended, sent) = pipe.run().await;
     drop(in_progress);
     if let Some(in_flight) = in_flight {
-        let is_stuck = wait_released(ended, sent, &in_flight, &context.share)
+        let is_stuck = wait_released(ended, sent, &in_flight, &context)
             .await
             .is_err();
         if is_stuck {
@@ -153,7 +151,7 @@ async fn wait_released(
     ended: PipeEnd,
     mut sent: SentResponse,
     in_flight: &InFlight,
-    share: &AddressShare,
+    context: &CallContext,
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
         if ended == PipeEnd::Disconnected {
@@ -163,13 +161,14 @@ async fn wait_released(
         }
         return Ok(());
     }
-    // Only the call budget bounds the number of such streams, which no longer belong to a subscriber.
-    let grant = share.open(CallKind::Stream, Instant::now());
+    // Bounds the number of such streams, which no longer belong to a subscriber.
+    let permit = context.limits.ended_stream();
     let end = async {
-        match &grant {
-            Some(grant) => grant.end().cancelled().await,
-            // The stream may still send the end of the log.
-            None => sleep(RELEASE_GRACE).await,
+        let grace = permit.as_ref().map_or(RELEASE_GRACE, |_| UNREAD_TIMEOUT);
+        sleep(grace).await;
+        // A draining producer sends the end of the log until its own deadline.
+        if permit.is_some() && context.stopping.is_cancelled() {
+            pending::<()>().await;
         }
     };
     let disconnect = in_flight.disconnect().cancelled();
@@ -209,10 +208,6 @@ pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
     }
 }
 
-fn ended_early() -> Status {
-    Status::unavailable("call ended early: all unfinished calls together use too much memory")
-}
-
 /// Body of a request. Reading releases flow-control capacity.
 struct RequestBody {
     stream: RecvStream,
@@ -229,10 +224,7 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if let Some(data) = ready!(self.stream.poll_data(context)) {
             let data = data.map_err(to_status)?;
-            if !self.grant.receive(data.len(), Instant::now()) {
-                let message = "all unfinished requests together use too much memory";
-                return Poll::Ready(Some(Err(Status::resource_exhausted(message))));
-            }
+            self.grant.receive(data.len())?;
             let flow = self.stream.flow_control();
             flow.release_capacity(data.len()).map_err(to_status)?;
             return Poll::Ready(Some(Ok(Frame::data(data))));

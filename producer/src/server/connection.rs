@@ -16,7 +16,7 @@ use tonic::service::Routes;
 
 use super::{
     call::{self, CallContext},
-    call_rates::{ConnectionLimits, REFUSED_MAX},
+    calls::{ConnectionLimits, REFUSED_MAX},
     pipe::Data,
 };
 use crate::streams::Peer;
@@ -154,7 +154,7 @@ impl GrpcConnection {
         let in_progress = self.activity.long_request();
         let context = CallContext {
             routes: self.routes.clone(),
-            share: self.limits.share.clone(),
+            limits: self.limits.limits.clone(),
             stopping: self.stopping.clone(),
             close: close.clone(),
         };

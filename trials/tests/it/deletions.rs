@@ -43,7 +43,7 @@ pub(crate) async fn call(address: &str, head: &str, body: &str) -> Result<(u16, 
     Ok((response.status, response.body))
 }
 
-async fn delete(api: &str, path: &str) -> Result<Value> {
+pub(crate) async fn delete(api: &str, path: &str) -> Result<Value> {
     let (status, body) = call(api, &format!("DELETE {path} HTTP/1.1"), "").await?;
     ensure!(status == 202, "{path}: {status} {body}");
     Ok(serde_json::from_str(&body)?)
@@ -62,7 +62,7 @@ async fn receipt(api: &str, receipt: &Value) -> Result<Value> {
     Ok(serde_json::from_str(&body)?)
 }
 
-async fn wait_done(api: &str, deletion: &Value) -> Result<()> {
+pub(crate) async fn wait_done(api: &str, deletion: &Value) -> Result<()> {
     wait_until(TIMEOUT, "every node has confirmed", async || {
         Ok(receipt(api, &deletion["receipt"]).await?["done"] == true)
     })

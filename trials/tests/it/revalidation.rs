@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::{
     admin,
     http::HttpClient,
+    limiter::Limiter,
     mongod::Mongod,
     nats::Nats,
     programs::{Process, find, free_address},
@@ -19,11 +20,22 @@ use tokio::time::{Instant, sleep};
 
 use self::partner::{Partner, USERS, user};
 use crate::{
-    deletions::{call, millis_ago, post, start_producer},
+    deletions::{call, millis_ago, start_producer},
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
 };
 
 const TOKEN: &str = "a-token-of-16-bytes";
+const NEW_TOKEN: &str = "another-token-of-16-bytes";
+
+/// A line of the producer's API tokens.
+fn api_token(number: usize, token: &str) -> String {
+    format!("revalidator-{number} {token} * write,delete\n")
+}
+
+/// A line of the limiter's tokens.
+fn limiter_token(number: usize, token: &str) -> String {
+    format!("revalidator-{number} {token} *\n")
+}
 
 /// Matches of a node, by user.
 type Rows = BTreeMap<String, Value>;
@@ -87,10 +99,14 @@ impl Servers {
     /// Starts all of them. The application has `more` settings, and the partner responds after `delay`.
     async fn start(more: &str, delay: Duration) -> Result<Self> {
         let dir = TempDir::new()?;
-        let tokens = dir.path().join("tokens");
-        fs::write(&tokens, TOKEN)?;
-        let tokens = tokens.display().to_string();
-        let (producer, api) = start_producer(&dir, &[]).await?;
+        let file = |name: &str, contents: String| {
+            let path = dir.path().join(name).display().to_string();
+            fs::write(&path, contents).map(|()| path)
+        };
+        let tokens = file("node-tokens", TOKEN.to_owned())?;
+        let api_tokens = file("api-tokens", api_token(1, TOKEN))?;
+        let token = file("token", TOKEN.to_owned())?;
+        let (producer, api) = start_producer(&dir, &["--api-tokens", &api_tokens]).await?;
         let mongod = Mongod::start(&dir.path().join("mongod")).await?;
         let flags = ["--cookies-token-file", &*tokens];
         let store = embedded(&dir.path().join("store"));
@@ -102,7 +118,10 @@ impl Servers {
             format!("{{\"u\":\"{user}\",\"d\":7,\"b\":\"old-{number}\",\"t\":{accepted}}}\n")
         };
         let rows: String = (0..USERS).map(row).collect();
-        let (status, summary) = post(&api, "/v1/cookies", &rows).await?;
+        let head = format!(
+            "POST /v1/cookies HTTP/1.1\r\ncontent-type: application/x-ndjson\r\nauthorization: Bearer {TOKEN}"
+        );
+        let (status, summary) = call(&api, &head, &rows).await?;
         ensure!(status == 200, "{summary}");
         for node in [&here, &there] {
             node.wait_written(USERS as u64).await?;
@@ -113,8 +132,8 @@ impl Servers {
             "[apps.dsp-7]\nkind = \"cookies\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\n\
              allow_networks = [\"127.0.0.0/8\"]\nallow_delete = \"partial\"\nbrake = 0.5\n{more}\n[apps.dsp-7.cookies]\ndsp = 7\n\
              after = \"1s\"\nsightings_apart = \"1s\"\nurl = \"http://{}/match?user={{user}}\"\n\
-             nodes = {{ urls = [\"http://{}\", \"http://{}\", \"http://{}\"], token_file = \"{tokens}\" }}\n\
-             producers = {{ urls = [\"http://{api}\"] }}\n",
+             nodes = {{ urls = [\"http://{}\", \"http://{}\", \"http://{}\"], token_file = \"{token}\" }}\n\
+             producers = {{ urls = [\"http://{api}\"], token_file = \"{token}\" }}\n",
             partner.address,
             // The first node does not exist.
             free_address()?,
@@ -262,5 +281,65 @@ async fn matches_are_confirmed_changed_and_removed_and_browsers_win() -> Result<
     let checked = counts(&last, names)[0];
     assert!((2440..=2455).contains(&checked), "{last}");
     assert_eq!(counts(&last, names), [checked, checked, 0, 0, 0], "{last}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn rotated_tokens_of_nodes_producers_and_the_limiter_interrupt_no_job() -> Result<()> {
+    const LIMITS: &str = "[limits.partner]\nrules = [{ id = \"peak\", rate = \"100000/s\" }]\n";
+    let servers = Servers::start("limit = \"partner/match\"", Duration::ZERO).await?;
+    let path = |name: &str| servers.dir.path().join(name);
+    let line = |number: usize, token: &str| {
+        [
+            ("node-tokens", format!("{token}\n")),
+            ("api-tokens", api_token(number, token)),
+            ("limiter-tokens", limiter_token(number, token)),
+        ]
+    };
+    let [old, new] = [line(1, TOKEN), line(2, NEW_TOKEN)];
+    fs::write(path("limiter-tokens"), &old[2].1)?;
+    let [program] = tokio::task::spawn_blocking(|| find(["limiter"])).await??;
+    let flags = [format!("--token-file={}", path("limiter-tokens").display())];
+    let limiter = Limiter::start(&program, servers.dir.path(), LIMITS, &flags).await?;
+    let flags = [
+        format!("--limiter=http://{}", limiter.address),
+        format!("--limiter-token-file={}", path("token").display()),
+    ];
+    let revalidator = servers.revalidator("one", &flags).await?;
+    let wait_reloaded = async |servers: &[(&str, &str)], times: u64| {
+        for (program, admin) in servers {
+            let name = format!("{program}_file_reloads_total");
+            wait_until(TIMEOUT, &name, async || {
+                let metrics = admin::metrics(admin).await?;
+                Ok(metrics.count(&name, &[("outcome", "done")]) == times)
+            })
+            .await?;
+        }
+        anyhow::Ok(())
+    };
+    let of_servers = [
+        ("consumer", &*servers.here.admin),
+        ("consumer", &*servers.there.admin),
+        ("producer", &*servers.producer.admin),
+        ("limiter", &*limiter.admin),
+    ];
+    servers.partner.begin_job();
+    revalidator.job(json!({})).await?;
+
+    for (old, new) in old.iter().zip(&new) {
+        fs::write(path(old.0), format!("{}{}", old.1, new.1))?;
+    }
+    wait_reloaded(&of_servers, 1).await?;
+    fs::write(path("token"), NEW_TOKEN)?;
+    wait_reloaded(&[("revalidator", &*revalidator.admin)], 1).await?;
+    for (file, line) in &new {
+        fs::write(path(file), line)?;
+    }
+    wait_reloaded(&of_servers, 2).await?;
+
+    servers.partner.begin_job();
+    let job = revalidator.job(json!({ "olderThan": 1800 })).await?;
+    // Reads matches from the nodes, requests slots from the limiter, and sends deletions to the producer.
+    assert_eq!(counts(&job, ["checked", "deleted"]), [50, 50], "{job}");
     Ok(())
 }

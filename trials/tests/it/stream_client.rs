@@ -11,7 +11,7 @@ use proto::{
     },
     wire::{CookieRef, StreamMessage, decode_cookie},
 };
-use tonic::{Status, Streaming, transport::Endpoint};
+use tonic::{IntoRequest, Request, Status, Streaming, transport::Endpoint};
 
 use crate::harness::within_timeout;
 
@@ -80,6 +80,20 @@ impl Subscription {
             .context("the producer rejected the stream")
     }
 
+    /// Like [`open`](Self::open), with a token.
+    pub(crate) async fn open_with(
+        producer: &str,
+        request: SubscribeRequest,
+        token: &str,
+    ) -> Result<Self> {
+        let mut request = Request::new(request);
+        let token = format!("Bearer {token}").parse()?;
+        request.metadata_mut().insert("authorization", token);
+        Self::try_open(client::endpoint(producer.to_owned())?, request)
+            .await?
+            .context("the producer rejected the stream")
+    }
+
     /// Like [`open`](Self::open), with the smallest common flow-control windows.
     pub(crate) async fn open_with_small_windows(
         producer: &str,
@@ -103,7 +117,7 @@ impl Subscription {
 
     async fn try_open(
         endpoint: Endpoint,
-        request: SubscribeRequest,
+        request: impl IntoRequest<SubscribeRequest>,
     ) -> Result<Result<Self, Status>> {
         let channel = within_timeout("connected", endpoint.connect()).await??;
         let opened = within_timeout("subscribed", client::subscribe(channel, request)).await?;

@@ -7,7 +7,7 @@ use runtime::metrics::Registry;
 use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;
-use crate::{security::tokens::tests::token_check, server::call_rates::CallLimits};
+use crate::{security::tokens::tests::token_check, server::calls::CallLimits};
 
 /// Serves a connection that requires tokens; returns the client's end.
 fn connect() -> (JoinSet<()>, DuplexStream) {

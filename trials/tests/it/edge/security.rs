@@ -1,5 +1,6 @@
 //! Tests of access to the streams: TLS, tokens, and limits per address that protect authorized clients.
 
+mod access;
 pub(crate) mod certificates;
 mod https;
 
@@ -34,7 +35,6 @@ use crate::{
 };
 
 const TOKEN: &str = "a-token-that-is-good";
-const NEW_TOKEN: &str = "the-token-after-that";
 
 /// A `GetCookies` stream with or without TLS and a token.
 struct Stream(Streaming<Bytes>);
@@ -226,54 +226,6 @@ async fn client_certificate_must_be_signed_by_the_configured_authority() -> Resu
 }
 
 #[tokio::test]
-async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> {
-    let dir = TempDir::new()?;
-    let path = dir.path();
-    let tokens = write(path, "tokens", TOKEN)?;
-    let producer = Producer::start(&dir, &["--token-file", &tokens]).await?;
-    Stream::expect_rejected(&producer, false, SecurityArgs::default(), "missing token").await?;
-    let own = write(path, "own", TOKEN)?;
-    let new = write(path, "new", NEW_TOKEN)?;
-    let with = |file: &String| SecurityArgs {
-        token_file: file.clone(),
-        ..SecurityArgs::default()
-    };
-    Stream::expect_rejected(&producer, false, with(&new), "invalid token").await?;
-    let rejections = "producer_token_refusals_total";
-    wait_counted(&producer, rejections, ("reason", "missing"), 1).await?;
-    wait_counted(&producer, rejections, ("reason", "invalid"), 1).await?;
-    let mut stream = Stream::open(&producer, "early", false, with(&own)).await?;
-    let flags = ["--token-file", &own];
-    let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;
-
-    // Rotation: the producer accepts both tokens, the consumer switches, then the old token is removed.
-    let reloads = "producer_file_reloads_total";
-    write(path, "tokens", &format!("{TOKEN}\n{NEW_TOKEN}\n"))?;
-    wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
-    Stream::open(&producer, "late", false, with(&own)).await?;
-    Stream::open(&producer, "late", false, with(&new)).await?;
-    write(path, "own", NEW_TOKEN)?;
-    wait_until(TIMEOUT, "the consumer has reloaded its token", async || {
-        let metrics = consumer.metrics().await?;
-        Ok(metrics.count("consumer_file_reloads_total", &[]) == 1)
-    })
-    .await?;
-    write(path, "tokens", NEW_TOKEN)?;
-    wait_counted(&producer, reloads, ("outcome", "done"), 2).await?;
-    let old = write(path, "old", TOKEN)?;
-    Stream::expect_rejected(&producer, false, with(&old), "invalid token").await?;
-
-    producer.accept("alice", 17, "a-1").await?;
-    assert_eq!(stream.read().await?, "alice");
-    consumer.wait_written(1).await?;
-    consumer.wait_ready().await?;
-    let logs = producer.process.last_lines(usize::MAX) + &consumer.process.last_lines(usize::MAX);
-    ensure!(!logs.contains(TOKEN) && !logs.contains(NEW_TOKEN), "{logs}");
-    ensure!(logs.contains("calls rejected"), "{logs}");
-    Ok(())
-}
-
-#[tokio::test]
 async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_ignored()
 -> Result<()> {
     let dir = TempDir::new()?;
@@ -408,17 +360,6 @@ async fn connections_of_one_address_are_limited_on_both_ports() -> Result<()> {
         1,
     )
     .await
-}
-
-#[tokio::test]
-async fn plain_text_loopback_ports_log_no_warning() -> Result<()> {
-    let dir = TempDir::new()?;
-    let producer = Producer::start(&dir, &[]).await?;
-    let log = producer.process.last_lines(usize::MAX);
-    for exposed in ["unencrypted", "open to any"] {
-        ensure!(!log.contains(exposed), "{log}");
-    }
-    Ok(())
 }
 
 #[tokio::test]

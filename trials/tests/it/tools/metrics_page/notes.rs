@@ -233,8 +233,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_grpc_calls_refused_total",
-        "`connection`, `address`, `all`: too many calls per second on one connection, from one address, or in total. `bytes`: \
-         unfinished calls used too much memory. `deadline_shortened`: the call exceeded a deadline that was shortened to save memory.",
+        "`calls`: too many unfinished calls. `bytes`: unfinished requests used too much memory. `health_checks`: too many health checks \
+         on one connection, from one address, or in total.",
     ),
     (
         "consumer_failed_total",
