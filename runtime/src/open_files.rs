@@ -70,21 +70,15 @@ pub fn connections<const N: usize>(
 /// Divides too few files: each share gets a minimum, or its configured maximum if that is less, and the rest is divided in
 /// proportion to what is missing.
 fn share<const N: usize>(configured: [usize; N], files: usize) -> [usize; N] {
-    let minimum = files / (2 * N.max(1));
-    let base = configured.map(|max| max.min(minimum));
-    let missing: u128 = configured
-        .iter()
-        .zip(base)
-        .map(|(max, base)| (max - base) as u128)
-        .sum();
-    let rest = (files - base.iter().sum::<usize>()) as u128;
-    let mut shares = base;
-    for (share, max) in shares.iter_mut().zip(configured) {
-        let more = (max - *share) as u128;
-        let more = more.min((rest * more).checked_div(missing).unwrap_or(0));
-        *share += usize::try_from(more).unwrap_or(0);
-    }
-    shares
+    let base = configured.map(|max| max.min(files / (2 * N)));
+    let sum = |values: [usize; N]| values.iter().map(|value| *value as u128).sum::<u128>();
+    let rest = (files as u128).saturating_sub(sum(base));
+    let missing = (sum(configured) - sum(base)).max(1);
+    std::array::from_fn(|at| {
+        let max = configured[at] - base[at];
+        let more = rest * max as u128 / missing;
+        base[at] + usize::try_from(more).map_or(max, |more| more.min(max))
+    })
 }
 
 #[cfg(test)]
@@ -108,7 +102,7 @@ mod tests {
         check([usize::MAX, usize::MAX], 768, [384, 384]);
         check([4_096], 384, [384]);
         check([10], 384, [10]);
-        check([16_384, 2_048, 256], 160, [78, 31, 26]);
+        check([16_384, 2_048, 256], 160, [98, 34, 27]);
         check([1], 0, [0]);
     }
 }

@@ -23,7 +23,7 @@ use tonic::{Status, service::Routes};
 use tower::Service;
 
 use super::{
-    calls::{CallKind, CallLimits, Grant},
+    calls::{Grant, is_stream},
     pipe::{Data, Pipe, PipeEnd, SentResponse},
 };
 use crate::streams::{
@@ -39,7 +39,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 const RELEASE_GRACE: Duration = Duration::from_secs(1);
 
 /// Time limit for a client to read the rest of an ended stream.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of request frames buffered for the health and reflection services.
 const BUFFERED_FRAMES_MAX: usize = 16;
@@ -47,7 +47,6 @@ const BUFFERED_FRAMES_MAX: usize = 16;
 /// State of the connection that a call uses.
 pub(super) struct CallContext {
     pub(super) routes: Routes,
-    pub(super) limits: CallLimits,
     /// Cancelled when the producer drains.
     pub(super) stopping: CancellationToken,
     /// Closes the connection immediately.
@@ -80,7 +79,7 @@ pub(super) async fn run(
     grant: Grant,
     in_progress: InProgress,
 ) {
-    let is_stream = CallKind::of(request.uri().path()) == CallKind::Stream;
+    let is_stream = is_stream(request.uri().path());
     let grant = Arc::new(grant);
     // Aborted when the call ends.
     let mut reading = JoinSet::new();
@@ -133,7 +132,7 @@ pub(super) async fn run(
     let (ended, sent) = pipe.run().await;
     drop(in_progress);
     if let Some(in_flight) = in_flight {
-        let is_stuck = wait_released(ended, sent, &in_flight, &context)
+        let is_stuck = wait_released(ended, sent, &in_flight, &context.stopping)
             .await
             .is_err();
         if is_stuck {
@@ -151,7 +150,7 @@ async fn wait_released(
     ended: PipeEnd,
     mut sent: SentResponse,
     in_flight: &InFlight,
-    context: &CallContext,
+    stopping: &CancellationToken,
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
         if ended == PipeEnd::Disconnected {
@@ -161,13 +160,10 @@ async fn wait_released(
         }
         return Ok(());
     }
-    // Bounds the number of such streams, which no longer belong to a subscriber.
-    let permit = context.limits.ended_stream();
     let end = async {
-        let grace = permit.as_ref().map_or(RELEASE_GRACE, |_| UNREAD_TIMEOUT);
-        sleep(grace).await;
+        sleep(UNREAD_TIMEOUT).await;
         // A draining producer sends the end of the log until its own deadline.
-        if permit.is_some() && context.stopping.is_cancelled() {
+        if stopping.is_cancelled() {
             pending::<()>().await;
         }
     };

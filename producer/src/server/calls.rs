@@ -26,26 +26,22 @@ use tokio::{
 };
 use tonic::Status;
 
-use crate::security::tokens::{HEALTH_CHECK, TokenCheck};
+use crate::{
+    log_gate::LogGate,
+    security::tokens::{HEALTH_CHECK, TokenCheck},
+};
 
 /// Maximum bytes of all calls that are not streams.
-pub(crate) const BYTES_MAX: usize = CALLS_MAX * CALL_BYTES
-    + ENDED_MAX * CALL_BYTES
-    + HEALTH_CHECKS_MAX * WATCH_BYTES
-    + REQUESTS_BYTES_MAX;
+pub(crate) const BYTES_MAX: usize =
+    CALLS_MAX * CALL_BYTES + HEALTH_CHECKS_MAX * WATCH_BYTES + REQUESTS_BYTES_MAX;
 
-/// Bytes of a call until it becomes a stream: its task with timers, and a small request.
+/// Maximum number of calls that have not become streams, and their bytes: the task with its timers, and a small request.
+const CALLS_MAX: usize = 768;
 const CALL_BYTES: usize = 8 * 1024;
 
-/// Maximum number of calls that have not become streams, and of ended streams that HTTP/2 is still sending.
-const CALLS_MAX: usize = 512;
-const ENDED_MAX: usize = 256;
-
-/// Maximum number of concurrent health checks, in total and from one address.
+/// Maximum number of concurrent health checks, in total and from one address, and per second on one connection.
 const HEALTH_CHECKS_MAX: usize = 64;
 const HEALTH_CHECKS_PER_ADDRESS_MAX: usize = 16;
-
-/// Maximum number of health checks per second on one connection.
 const HEALTH_CHECK_RATE: u32 = 50;
 
 /// Maximum bytes of large requests.
@@ -64,36 +60,15 @@ const REFLECTION_BYTES: usize = 512 * 1024;
 /// A connection is closed after this many rejected calls.
 pub(super) const REFUSED_MAX: u32 = 1_000;
 
-/// Kind of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallKind {
-    /// A call that becomes a stream, or a confirmation.
-    Stream,
-    /// A health check.
-    HealthCheck,
-    /// A health watch, which lasts for hours.
-    HealthWatch,
-    /// Reflection, or an unknown call.
-    Other,
-}
-
-impl CallKind {
-    /// The kind of the call at this path.
-    pub(super) fn of(path: &str) -> Self {
-        match path {
-            HEALTH_CHECK => Self::HealthCheck,
-            _ if path.starts_with("/cookiesync.v1.CookieStreamer/") => Self::Stream,
-            _ if path.starts_with("/grpc.health.v1.Health/") => Self::HealthWatch,
-            _ => Self::Other,
-        }
-    }
+/// Whether the call at this path becomes a stream, or confirms one.
+pub(super) fn is_stream(path: &str) -> bool {
+    path.starts_with("/cookiesync.v1.CookieStreamer/")
 }
 
 /// The limits of all calls of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLimits {
     calls: Arc<Semaphore>,
-    ended: Arc<Semaphore>,
     health_checks: Arc<Semaphore>,
     addresses: Addresses,
     /// Unused bytes for large requests.
@@ -111,13 +86,11 @@ impl CallLimits {
         for reason in ["calls", "bytes", "health_checks"] {
             refused.with_label_values(&[reason]);
         }
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
         Ok(Self {
-            calls: semaphore(CALLS_MAX),
-            ended: semaphore(ENDED_MAX),
-            health_checks: semaphore(HEALTH_CHECKS_MAX),
+            calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            health_checks: Arc::new(Semaphore::new(HEALTH_CHECKS_MAX)),
             addresses: Addresses::default(),
-            requests: semaphore(REQUESTS_BYTES_MAX),
+            requests: Arc::new(Semaphore::new(REQUESTS_BYTES_MAX)),
             refused,
         })
     }
@@ -132,18 +105,14 @@ impl CallLimits {
             peer,
             tokens,
             limits: self.clone(),
-            health_checks: (Instant::now(), 0),
+            health_checks: LogGate::new(HEALTH_CHECK_RATE, Duration::from_secs(1)),
             refused: 0,
         }
     }
 
-    /// A permit for an ended stream that HTTP/2 is still sending; `None` if there are too many.
-    pub(super) fn ended_stream(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.ended).try_acquire_owned().ok()
-    }
-
-    fn refusal(&self, reason: &str, message: &str) -> Status {
+    fn refusal(&self, reason: &str) -> Status {
         self.refused.with_label_values(&[reason]).inc();
+        let message = format!("the limit of unfinished calls is reached ({reason}); retry later");
         Status::resource_exhausted(message)
     }
 }
@@ -153,12 +122,14 @@ impl CallLimits {
 pub(super) struct ConnectionLimits {
     pub(super) peer: IpAddr,
     tokens: Option<Arc<TokenCheck>>,
-    pub(super) limits: CallLimits,
-    /// Health checks since a time, at most a second ago.
-    health_checks: (Instant, u32),
+    limits: CallLimits,
+    health_checks: LogGate,
     /// Rejected calls.
     pub(super) refused: u32,
 }
+
+/// The permit of a call, and that of the address of a health check.
+type Permits = (OwnedSemaphorePermit, Option<AddressPermit>);
 
 impl ConnectionLimits {
     /// Admits a call with a valid token that exceeds no limit.
@@ -171,56 +142,40 @@ impl ConnectionLimits {
         admitted
     }
 
-    fn check<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
+    fn check<B>(&self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
         if let Some(tokens) = &self.tokens {
             tokens.admit(request, self.peer)?;
         }
-        let kind = CallKind::of(request.uri().path());
-        let permits = match kind {
-            CallKind::HealthCheck => {
-                let permits = self.health_check(now);
-                permits.ok_or(("health_checks", "too many health checks"))
-            }
-            _ => {
-                let permit = Arc::clone(&self.limits.calls).try_acquire_owned().ok();
-                let permits = permit.map(|permit| (permit, None));
-                permits.ok_or(("calls", "too many unfinished calls"))
-            }
+        let limits = &self.limits;
+        let permits = match request.uri().path() {
+            HEALTH_CHECK => self.health_check(now).ok_or("health_checks"),
+            _ => Arc::clone(&limits.calls)
+                .try_acquire_owned()
+                .map_or(Err("calls"), |permit| Ok((permit, None))),
         };
-        let permits = permits.map_err(|(reason, message)| self.limits.refusal(reason, message))?;
         let grant = Grant {
-            limits: self.limits.clone(),
-            kind,
-            _permits: permits,
+            limits: limits.clone(),
+            permits: permits.map_err(|reason| limits.refusal(reason))?,
             received: AtomicUsize::new(0),
             charged: AtomicUsize::new(0),
         };
-        grant.charge(match kind {
-            CallKind::Stream | CallKind::HealthCheck => 0,
-            CallKind::HealthWatch => WATCH_BYTES,
-            CallKind::Other => REFLECTION_BYTES,
+        grant.charge(match request.uri().path() {
+            HEALTH_CHECK => 0,
+            path if is_stream(path) => 0,
+            path if path.starts_with("/grpc.health.v1.Health/") => WATCH_BYTES,
+            _ => REFLECTION_BYTES,
         })?;
         Ok(grant)
     }
 
-    fn health_check(
-        &mut self,
-        now: Instant,
-    ) -> Option<(OwnedSemaphorePermit, Option<AddressPermit>)> {
-        let (since, count) = &mut self.health_checks;
-        if now.saturating_duration_since(*since) >= Duration::from_secs(1) {
-            (*since, *count) = (now, 0);
-        }
-        *count += 1;
-        if *count > HEALTH_CHECK_RATE {
-            return None;
-        }
+    fn health_check(&self, now: Instant) -> Option<Permits> {
+        self.health_checks.admit(now.into_std())?;
         let limits = &self.limits;
-        let of_address = limits
+        let address = limits
             .addresses
             .acquire(HEALTH_CHECKS_PER_ADDRESS_MAX, self.peer)?;
         let permit = Arc::clone(&limits.health_checks).try_acquire_owned().ok()?;
-        Some((permit, Some(of_address)))
+        Some((permit, Some(address)))
     }
 }
 
@@ -228,37 +183,31 @@ impl ConnectionLimits {
 #[derive(Debug)]
 pub(super) struct Grant {
     limits: CallLimits,
-    kind: CallKind,
-    _permits: (OwnedSemaphorePermit, Option<AddressPermit>),
+    permits: Permits,
     received: AtomicUsize,
     /// Bytes charged to `requests`.
     charged: AtomicUsize,
 }
 
 impl Grant {
-    /// Charges `bytes` more of the request.
+    /// Charges `bytes` more of the request. Requests of health checks must be small.
     ///
     /// # Errors
     /// The status with which the call must end.
     pub(super) fn receive(&self, bytes: usize) -> Result<(), Status> {
         let before = self.received.fetch_add(bytes, Ordering::Relaxed);
-        let beyond = |received: usize| received.saturating_sub(SMALL_REQUEST_BYTES);
-        let large = beyond(before + bytes) - beyond(before);
-        if large > 0 && self.kind == CallKind::HealthCheck {
-            return Err(Status::out_of_range(
-                "the request of a health check is too large",
-            ));
+        let large = |received: usize| received.saturating_sub(SMALL_REQUEST_BYTES);
+        match large(before + bytes) - large(before) {
+            0 => Ok(()),
+            _ if self.permits.1.is_some() => Err(self.limits.refusal("bytes")),
+            large => self.charge(COPIES * large),
         }
-        self.charge(COPIES * large)
     }
 
     fn charge(&self, bytes: usize) -> Result<(), Status> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let Ok(permit) = self.limits.requests.try_acquire_many(permits) else {
-            let message = "all unfinished requests together use too much memory";
-            return Err(self.limits.refusal("bytes", message));
-        };
-        permit.forget();
+        let permit = self.limits.requests.try_acquire_many(permits);
+        permit.map_err(|_| self.limits.refusal("bytes"))?.forget();
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -266,7 +215,8 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.limits.requests.add_permits(*self.charged.get_mut());
+        let charged = *self.charged.get_mut();
+        self.limits.requests.add_permits(charged);
     }
 }
 

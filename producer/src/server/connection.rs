@@ -154,7 +154,6 @@ impl GrpcConnection {
         let in_progress = self.activity.long_request();
         let context = CallContext {
             routes: self.routes.clone(),
-            limits: self.limits.limits.clone(),
             stopping: self.stopping.clone(),
             close: close.clone(),
         };

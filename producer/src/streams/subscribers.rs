@@ -85,8 +85,6 @@ struct SubscriberTable {
 
 #[derive(Debug)]
 struct Subscriber {
-    /// The network of its first stream; the subscriber counts against the limit of this network.
-    network: IpAddr,
     /// Whether it has its own metric series.
     has_series: bool,
     state: Mutex<SubscriberState>,
@@ -212,9 +210,9 @@ impl Subscribers {
                 subscriber
             }
             None => {
-                table.ensure_capacity(network)?;
+                table.ensure_capacity()?;
                 let subscriber = Arc::new(Subscriber::new(
-                    (network, table.grants_series(now)),
+                    table.grants_series(now),
                     SubscriberInFlight::new(call, name),
                     stream,
                     start,
@@ -339,7 +337,7 @@ impl SubscriberTable {
 
 impl Subscriber {
     fn new(
-        (network, has_series): (IpAddr, bool),
+        has_series: bool,
         in_flight: SubscriberInFlight,
         stream: StreamState,
         start: StreamStart,
@@ -355,7 +353,6 @@ impl Subscriber {
         };
         state.begin(start);
         Self {
-            network,
             has_series,
             state: Mutex::new(state),
             in_flight: Arc::new(in_flight),

@@ -1,17 +1,10 @@
 //! Retention of disconnected subscribers: for the retention time, or until they are evicted for new subscribers.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use tonic::Status;
 
-use super::{Call, StreamState, Subscriber, SubscriberTable, Subscribers};
-
-/// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber can
-/// evict only subscribers of its address.
-pub(super) const PER_ADDRESS_MIN: usize = 512;
+use super::{Call, StreamState, SubscriberTable, Subscribers};
 
 impl Subscribers {
     /// Changes the limits of new subscribers. No stream is ended.
@@ -40,36 +33,17 @@ impl SubscriberTable {
             });
     }
 
-    /// Ensures capacity for one more subscriber of `network`, by eviction if necessary.
+    /// Ensures capacity for one more subscriber: if necessary, evicts the one that disconnected first.
     ///
     /// # Errors
-    /// When all subscribers that could be evicted are connected.
-    pub(super) fn ensure_capacity(&mut self, network: IpAddr) -> Result<(), Status> {
-        let max = self.subscribers_max;
-        let is_own = |subscriber: &Subscriber| subscriber.network == network;
-        let own = self
-            .by_name
-            .values()
-            .filter(|subscriber| is_own(subscriber))
-            .count();
-        if own >= PER_ADDRESS_MIN.max(max / 2) {
-            self.evict_longest_disconnected(is_own)
-        } else if self.by_name.len() >= max {
-            self.evict_longest_disconnected(|_| true)
-        } else {
-            Ok(())
+    /// When all subscribers are connected.
+    pub(super) fn ensure_capacity(&mut self) -> Result<(), Status> {
+        if self.by_name.len() < self.subscribers_max {
+            return Ok(());
         }
-    }
-
-    /// Evicts the candidate that disconnected first.
-    fn evict_longest_disconnected(
-        &mut self,
-        candidates: impl Fn(&Subscriber) -> bool,
-    ) -> Result<(), Status> {
         let first_ended = self
             .by_name
             .iter()
-            .filter(|(_, subscriber)| candidates(subscriber))
             .filter_map(|(key, subscriber)| match subscriber.state().stream {
                 StreamState::Streaming { .. } => None,
                 StreamState::Ended { since } => Some((since, key)),

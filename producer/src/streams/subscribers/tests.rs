@@ -2,7 +2,7 @@
 
 use tonic::Code;
 
-use super::{retention::PER_ADDRESS_MIN, *};
+use super::*;
 use crate::log::{Delivery, GapReason};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -119,27 +119,6 @@ fn new_subscriber_evicts_the_longest_disconnected_one() {
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["connected", "new"]);
     assert!(join(&subscribers, "more", 1).is_err());
-}
-
-#[test]
-fn one_address_neither_blocks_nor_evicts_subscribers_of_others() {
-    let max = PER_ADDRESS_MIN + 2;
-    let subscribers = Subscribers::new(HOUR, max);
-    let join_from = |network: [u8; 4], name: &str| join_from(&subscribers, network.into(), name, 1);
-    drop(join_from([10, 0, 0, 1], "away").unwrap());
-    let mut greedy: Vec<_> = (0..PER_ADDRESS_MIN)
-        .map(|number| join_from([10, 0, 0, 66], &number.to_string()).unwrap())
-        .collect();
-    assert!(join_from([10, 0, 0, 66], "more").is_err());
-    let _other = join_from([10, 0, 0, 2], "other").unwrap();
-    // An address can evict only its own disconnected subscribers.
-    drop(greedy.pop());
-    greedy.push(join_from([10, 0, 0, 66], "more").unwrap());
-    let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
-    assert_eq!(names.len(), max);
-    assert!(names.contains(&"away".to_owned()) && names.contains(&"more".to_owned()));
-    // An existing name needs no capacity.
-    assert!(join_from([10, 0, 0, 66], "away").is_ok());
 }
 
 #[test]
