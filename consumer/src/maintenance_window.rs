@@ -2,7 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use jiff::{ToSpan, Zoned, civil::Time};
+use jiff::{
+    SignedDuration, Timestamp, ToSpan, Zoned,
+    civil::{Date, Time},
+    tz::TimeZone,
+};
 
 /// A daily window of wall-clock time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +15,8 @@ pub enum Window {
     Never,
     /// Always open.
     Always,
-    /// Open from `from` (inclusive) to `to` (exclusive), across midnight if `to` is earlier.
+    /// Open from `from` (inclusive) to `to` (exclusive), across midnight if `to` is earlier. Once a day: if a clock change skips
+    /// the opening time, it opens right after the skip, and if a time is repeated, the first one counts.
     Daily {
         /// When it opens.
         from: Time,
@@ -61,56 +66,86 @@ impl fmt::Display for Window {
 }
 
 impl Window {
-    /// Whether the window is open at the wall-clock time `now`.
+    /// Whether the window is open at `now`.
     pub fn is_open(&self, now: &Zoned) -> bool {
-        match *self {
-            Self::Never => false,
-            Self::Always => true,
-            Self::Daily { from, to } => {
-                let time = now.time();
-                if from < to {
-                    from <= time && time < to
-                } else {
-                    time >= from || time < to
-                }
-            }
-        }
+        *self == Self::Always || self.opened(now).is_some()
     }
 
     /// When the window that is open at `now` opened; `None` if it is closed or always open.
-    ///
-    /// If a clock change skips that wall-clock time, it opens right after the skip.
     pub fn opened(&self, now: &Zoned) -> Option<Zoned> {
-        let Self::Daily { from, .. } = *self else {
-            return None;
-        };
-        if !self.is_open(now) {
-            return None;
-        }
-        (0..=1)
-            .filter_map(|days| now.date().checked_sub(days.days()).ok())
-            .filter_map(|date| {
-                let opening = date.to_datetime(from);
-                opening.to_zoned(now.time_zone().clone()).ok()
-            })
-            .filter(|opening| opening <= now)
-            .max()
+        let opened = self
+            .intervals(now)
+            .filter(|(from, to)| from <= now && now < to);
+        opened.map(|(from, _)| from).max()
     }
 
     /// The next time after `now` at which the window opens or closes; `None` if it never does.
-    ///
-    /// If a clock change skips that wall-clock time, the change is right after the skip.
     pub fn next_change(&self, now: &Zoned) -> Option<Zoned> {
-        let Self::Daily { from, to } = *self else {
-            return None;
-        };
-        (0..=2)
-            .filter_map(|days| now.date().checked_add(days.days()).ok())
-            .flat_map(|date| [date.to_datetime(from), date.to_datetime(to)])
-            .filter_map(|change| change.to_zoned(now.time_zone().clone()).ok())
-            .filter(|change| change > now)
-            .min()
+        let changes = self.intervals(now).flat_map(|(from, to)| [from, to]);
+        changes.filter(|change| change > now).min()
     }
+
+    /// Whether two daily windows have a time in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let includes = |from, to, time| {
+            if from < to {
+                from <= time && time < to
+            } else {
+                from <= time || time < to
+            }
+        };
+        match (*self, *other) {
+            (
+                Self::Daily { from, to },
+                Self::Daily {
+                    from: other_from,
+                    to: other_to,
+                },
+            ) => includes(from, to, other_from) || includes(other_from, other_to, from),
+            _ => false,
+        }
+    }
+
+    /// When the window opens and closes on the days around `now`.
+    fn intervals(&self, now: &Zoned) -> impl Iterator<Item = (Zoned, Zoned)> {
+        let daily = match *self {
+            Self::Daily { from, to } => Some((from, to)),
+            Self::Never | Self::Always => None,
+        };
+        let (today, zone) = (now.date(), now.time_zone().clone());
+        let days = daily
+            .into_iter()
+            .flat_map(|daily| (-1..=2).map(move |days| (days, daily)));
+        days.filter_map(move |(days, (from, to))| {
+            interval(today.checked_add(days.days()).ok()?, from, to, &zone)
+        })
+    }
+}
+
+/// When a daily window opens and closes that opens on this day.
+fn interval(day: Date, from: Time, to: Time, zone: &TimeZone) -> Option<(Zoned, Zoned)> {
+    let last_day = if from < to { day } else { day.tomorrow().ok()? };
+    let opening = day.to_datetime(from);
+    let opens = opening.to_zoned(zone.clone()).ok()?;
+    let opens = if opens.datetime() == opening {
+        opens
+    } else {
+        // The opening time is skipped: the window opens at the clock change, the last one up to the result.
+        let after = opens
+            .timestamp()
+            .checked_add(SignedDuration::from_nanos(1))
+            .ok()?;
+        let change: Timestamp = zone.preceding(after).next()?.timestamp();
+        change.to_zoned(zone.clone())
+    };
+    let closing = last_day.to_datetime(to);
+    let closes = closing.to_zoned(zone.clone()).ok()?;
+    let closes = if opens < closes {
+        closes
+    } else {
+        opens.checked_add(closing.duration_since(opening)).ok()?
+    };
+    Some((opens, closes))
 }
 
 #[cfg(test)]
@@ -196,6 +231,76 @@ mod tests {
             true,
             Some("2026-03-29T03:00:00[Europe/Berlin]"),
         );
+    }
+
+    #[test]
+    fn skipped_window_opens_right_after_the_clock_change_for_its_usual_time() {
+        let berlin = |time: &str| format!("2026-03-29T{time}:00[Europe/Berlin]");
+        for (window, closes) in [
+            ("02:00-03:00", "04:00"),
+            ("02:15-02:45", "03:45"),
+            ("02:30-04:00", "04:00"),
+        ] {
+            check(window, &berlin("01:59"), false, Some(&berlin("03:00")));
+            let [opens, closes] = [berlin("03:00"), berlin(closes)];
+            check(window, &opens, true, Some(&closes));
+            let window: Window = window.parse().unwrap();
+            let opened = window.opened(&opens.parse().unwrap());
+            assert_eq!(opened, Some(opens.parse().unwrap()), "{window}");
+        }
+        // New York skips from 02:00 to 03:00 on 8 March 2026.
+        check(
+            "02:00-03:00",
+            "2026-03-08T03:00:00[America/New_York]",
+            true,
+            Some("2026-03-08T04:00:00[America/New_York]"),
+        );
+    }
+
+    #[test]
+    fn repeated_time_opens_a_window_once() {
+        // Berlin repeats 02:00 to 03:00 on 25 October 2026.
+        let first = |time: &str| format!("2026-10-25T{time}:00+02:00[Europe/Berlin]");
+        let second = |time: &str| format!("2026-10-25T{time}:00+01:00[Europe/Berlin]");
+        let next_day = |time: &str| format!("2026-10-26T{time}:00[Europe/Berlin]");
+        check("01:00-02:30", &first("02:29"), true, Some(&first("02:30")));
+        check(
+            "01:00-02:30",
+            &second("02:15"),
+            false,
+            Some(&next_day("01:00")),
+        );
+        check(
+            "02:00-02:30",
+            &second("02:00"),
+            false,
+            Some(&next_day("02:00")),
+        );
+        check("02:15-03:00", &first("02:14"), false, Some(&first("02:15")));
+        check(
+            "02:15-03:00",
+            &second("02:59"),
+            true,
+            Some(&second("03:00")),
+        );
+    }
+
+    #[test]
+    fn windows_overlap_if_both_are_ever_open() {
+        for (one, other, expected) in [
+            ("01:00-03:00", "03:00-06:00", false),
+            ("01:00-03:01", "03:00-06:00", true),
+            ("23:00-02:00", "01:00-04:00", true),
+            ("23:00-02:00", "02:00-23:00", false),
+            ("01:00-05:00", "02:00-03:00", true),
+            ("23:00-22:00", "22:30-22:45", false),
+            ("always", "01:00-02:00", false),
+            ("never", "01:00-02:00", false),
+        ] {
+            let [one, other]: [Window; 2] = [one, other].map(|window| window.parse().unwrap());
+            assert_eq!(one.overlaps(&other), expected, "{one} {other}");
+            assert_eq!(other.overlaps(&one), expected, "{other} {one}");
+        }
     }
 
     #[test]

@@ -118,6 +118,26 @@ fn all_errors_are_reported_together() {
 }
 
 #[test]
+fn windows_that_overlap_are_an_error_unless_the_store_has_no_compaction() {
+    let windows = [
+        "--expiry-window=02:00-05:00",
+        "--compaction-window=04:00-06:00",
+    ];
+    assert!(load(&windows).is_ok());
+    let load = |windows: &[&str]| load(&[&["--store=mongodb://localhost"], windows].concat());
+    let error = load(&windows).unwrap_err();
+    assert!(
+        error.contains("02:00-05:00 overlaps --compaction-window 04:00-06:00"),
+        "{error}"
+    );
+    assert!(load(&windows[..1]).is_err(), "the default is 03:00-06:00");
+    assert!(load(&["--expiry-window=05:00-03:00"]).is_err());
+    for other in ["--expiry-window=22:00-03:00", "--expiry-window=always"] {
+        assert!(load(&[other]).is_ok(), "{other}");
+    }
+}
+
+#[test]
 fn ttl_floor_above_every_ttl_is_an_error() {
     let load = |floor: &str| load(&["--ttl=7d", "--dsp-ttl=17=9d", floor]);
     assert!(load("--ttl-floor=9d").is_ok());
