@@ -100,7 +100,7 @@ mod counted {
     /// Encodes one command for all cookies of a batch.
     #[inline(never)]
     pub(super) fn encode(kind: Kind, batch: &Batch, indices: &[u32]) {
-        black_box(kind.encode(batch, indices, &mongodb::bson::Document::new()));
+        black_box(kind.encode(batch, indices, &mongodb::bson::Document::new(), None));
     }
 }
 

@@ -73,6 +73,7 @@ use crate::{
     ttl::Ttls,
 };
 use breakers::Breakers;
+use command::CollectionId;
 use connection::Connection;
 pub use connection::check_uri;
 use insert_strategy::InsertStrategy;
@@ -158,6 +159,8 @@ impl fmt::Debug for Options {
 struct DspDatabases {
     /// DSPs that had a database at startup, or for which this process created one.
     slots: BTreeSet<u32>,
+    /// The collections to which this process writes; `None` if the server cannot check their ids.
+    collections: BTreeMap<u32, Option<CollectionId>>,
     /// DSPs that had a database when databases were last listed.
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
@@ -168,6 +171,13 @@ impl DspDatabases {
     fn add_slot(&mut self, dsp_id: u32) {
         self.slots.insert(dsp_id);
         self.listed.insert(dsp_id);
+    }
+
+    /// Records that the collection of this DSP was dropped. The next retry creates it.
+    fn remove_slot(&mut self, dsp_id: u32) {
+        self.slots.remove(&dsp_id);
+        self.listed.remove(&dsp_id);
+        self.collections.remove(&dsp_id);
     }
 }
 

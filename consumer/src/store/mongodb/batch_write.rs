@@ -126,6 +126,7 @@ impl BatchWrite<'_> {
             connection: self.connection.clone(),
             batch: Arc::clone(self.batch),
             dsp_id,
+            collection: None,
             last_reply: last_reply.clone(),
             done: WriteOutcome::default(),
         };

@@ -5,6 +5,7 @@ use mongodb::bson::{Document, RawDocumentBuf};
 const STRING: u8 = 0x02;
 pub(super) const DOCUMENT: u8 = 0x03;
 pub(super) const ARRAY: u8 = 0x04;
+const BINARY: u8 = 0x05;
 const BOOLEAN: u8 = 0x08;
 const DATE: u8 = 0x09;
 const INT: u8 = 0x10;
@@ -95,6 +96,14 @@ impl Bson {
     pub(super) fn boolean(&mut self, key: impl Key, value: bool) {
         self.key(BOOLEAN, key);
         self.0.push(u8::from(value));
+    }
+
+    pub(super) fn uuid(&mut self, key: impl Key, value: [u8; 16]) {
+        const SUBTYPE: u8 = 4;
+        self.key(BINARY, key);
+        self.0.extend_from_slice(&16_i32.to_le_bytes());
+        self.0.push(SUBTYPE);
+        self.0.extend_from_slice(&value);
     }
 
     pub(super) fn int(&mut self, key: impl Key, value: i32) {

@@ -40,6 +40,9 @@ pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
     by_dsp
 }
 
+/// The UUID of a collection. A dropped collection comes back with another one.
+pub type CollectionId = [u8; 16];
+
 /// The operation of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -72,11 +75,17 @@ impl Kind {
         }
     }
 
-    /// The command for the cookies at these indices of `batch`.
+    /// The command for the cookies at these indices of `batch`. With `collection`, it fails instead of creating the collection.
     ///
     /// # Panics
     /// When the command is too large.
-    pub fn encode(self, batch: &Batch, indices: &[u32], concern: &Document) -> RawDocumentBuf {
+    pub fn encode(
+        self,
+        batch: &Batch,
+        indices: &[u32],
+        concern: &Document,
+        collection: Option<CollectionId>,
+    ) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
         let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
         let command = bson.begin();
@@ -85,6 +94,9 @@ impl Kind {
             find(&mut bson, cookies);
         } else {
             head(&mut bson, concern);
+            if let Some(id) = collection {
+                bson.uuid("collectionUUID", id);
+            }
             let items = bson.begin_field(
                 ARRAY,
                 if self == Self::Insert {

@@ -29,6 +29,9 @@ const REJECTED_CODES: [i32; 18] = [
     2, 9, 14, 15, 28, 52, 53, 56, 57, 61, 66, 121, 171, 10_003, 10_334, 16_755, 17_280, 17_282,
 ];
 
+/// The collection of a command does not exist, or is a different one.
+const COLLECTION_UUID_MISMATCH: i32 = 361;
+
 /// Why cookies of a DSP were not written.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -104,6 +107,11 @@ impl WriteError {
     /// Describes the error in one line.
     pub(super) fn explain(&self) -> String {
         error_text::command(self.code, "", &self.message)
+    }
+
+    /// Whether the collection was dropped.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.code == COLLECTION_UUID_MISMATCH
     }
 
     /// Whether the error concerns the document and would occur again.

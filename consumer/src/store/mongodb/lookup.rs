@@ -16,9 +16,10 @@ use runtime::unix_micros;
 
 use super::{
     COOKIES, Inner,
+    command::CollectionId,
     connection::{Connection, run},
     date, deleted_before,
-    error_class::{Failure, failure},
+    error_class::{Failure, code, failure},
     error_text,
 };
 use tokio::time::timeout;
@@ -120,11 +121,62 @@ impl Inner {
         (ids::is_dsp_id(dsp_id) && number == u32::to_string(&dsp_id)).then_some(dsp_id)
     }
 
+    /// The id of a DSP's collection, which writes must name, so that they cannot create a dropped collection without its options.
+    /// `None` if the server cannot check it (before MongoDB 6.0).
+    pub(super) async fn collection_id(
+        &self,
+        connection: &Connection,
+        dsp_id: u32,
+    ) -> Result<Option<CollectionId>, Failure> {
+        if let Some(known) = self.dsps.lock().collections.get(&dsp_id) {
+            return Ok(*known);
+        }
+        let database = self.database(connection, dsp_id);
+        let found = run(async {
+            let list = doc! { "listCollections": 1, "filter": { "name": COOKIES } };
+            let listed = database.run_command(list).await?;
+            let batch = listed
+                .get_document("cursor")
+                .and_then(|it| it.get_array("firstBatch"));
+            let Some(found) = batch.ok().and_then(|it| it.first()?.as_document()) else {
+                return Ok(None);
+            };
+            let uuid = found
+                .get_document("info")
+                .ok()
+                .and_then(|info| info.get("uuid"));
+            let find = doc! {
+                "find": COOKIES,
+                "filter": { "_id": "" },
+                "singleBatch": true,
+                "collectionUUID": uuid.cloned(),
+            };
+            match database.run_command(find).await {
+                Err(error) if code(&error).is_none() => Err(error),
+                Err(_) => Ok(Some(None)),
+                Ok(_) => Ok(Some(uuid.and_then(bytes))),
+            }
+        });
+        let Some(id) = found.await? else {
+            self.dsps.lock().remove_slot(dsp_id);
+            return Err(Failure::Dsp("the collection does not exist".to_owned()));
+        };
+        self.dsps.lock().collections.insert(dsp_id, id);
+        Ok(id)
+    }
+
     /// Whether a DSP's database has the collection of cookies. A foreign database may have the same name.
     pub(super) async fn has_cookies(&self, database: &Database) -> Result<bool, Failure> {
         let names = database.list_collection_names();
         let names = names.filter(doc! { "type": "collection", "name": COOKIES });
         Ok(!run(names).await?.is_empty())
+    }
+}
+
+fn bytes(uuid: &Bson) -> Option<CollectionId> {
+    match uuid {
+        Bson::Binary(binary) => binary.bytes.as_slice().try_into().ok(),
+        _ => None,
     }
 }
 

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use super::{
     COOKIES, Inner,
     bson::millis,
-    command::{self, Kind},
+    command::{self, CollectionId, Kind},
     connection::{Connection, run},
     error_class::{Failure, WriteError, write_errors},
     insert_strategy::InsertStrategy,
@@ -87,6 +87,7 @@ impl Inner {
                 connection: connection.clone(),
                 batch: Arc::clone(batch),
                 dsp_id,
+                collection: None,
                 last_reply: LastReply::now(),
                 done: WriteOutcome::default(),
             };
@@ -153,6 +154,8 @@ pub(super) struct CollectionWrite {
     pub(super) connection: Connection,
     pub(super) batch: Arc<Batch>,
     pub(super) dsp_id: u32,
+    /// The collection, if the server can check its id.
+    pub(super) collection: Option<CollectionId>,
     pub(super) last_reply: LastReply,
     pub(super) done: WriteOutcome,
 }
@@ -160,6 +163,10 @@ pub(super) struct CollectionWrite {
 impl CollectionWrite {
     /// Writes the cookies at these indices, which all have this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
+        self.collection = self
+            .store
+            .collection_id(&self.connection, self.dsp_id)
+            .await?;
         let replied = || self.last_reply.update();
         let removal =
             self.store
@@ -275,7 +282,12 @@ impl CollectionWrite {
                 self.done.rejected.push(RejectedCookie { index, reason });
                 Ok(())
             }
-            _ => Err(error.failure()),
+            _ => {
+                if error.is_dropped() {
+                    self.store.dsps.lock().remove_slot(self.dsp_id);
+                }
+                Err(error.failure())
+            }
         }
     }
 
@@ -287,7 +299,8 @@ impl CollectionWrite {
     ) -> Result<(Vec<u32>, Document), Failure> {
         let mut now = std::mem::take(cookies);
         *cookies = now.split_off(now.len().min(kind.cookies_max()));
-        let command = kind.encode(&self.batch, &now, &self.connection.concern);
+        let concern = &self.connection.concern;
+        let command = kind.encode(&self.batch, &now, concern, self.collection);
         let database = self.store.database(&self.connection, self.dsp_id);
         let reply = run(database.run_raw_command(command)).await?;
         self.last_reply.update();

@@ -10,12 +10,16 @@ use consumer::{
 use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
 
+use super::newest_wins::chunk;
 use crate::{
     maintenance::{ConsumerOptions, Server, in_both_modes},
     mongods::{command, set_failpoint, start_failable},
 };
 
-in_both_modes!(collection_is_created_with_page_sizes_for_random_ids);
+in_both_modes! {
+    collection_is_created_with_page_sizes_for_random_ids,
+    dropped_collection_is_created_again_with_page_sizes,
+}
 
 /// Creates the database of DSP 17 as a consumer does.
 async fn create(mode: ExpiryMode, uri: &str) -> Result<()> {
@@ -48,6 +52,36 @@ async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) 
     }
     let indexes = server.indexes("17.cookies").await?.len();
     ensure!(indexes == usize::from(mode == ExpiryMode::Index));
+    Ok(())
+}
+
+async fn dropped_collection_is_created_again_with_page_sizes(mode: ExpiryMode) -> Result<()> {
+    let (mongod, server) = Server::start_in(mode).await?;
+    create(mode, &mongod.uri()).await?;
+    let store = ConsumerOptions::from(mode).store(&mongod.uri());
+    store.load().await?;
+    for (user, drops) in [("a", false), ("b", true), ("c", true)] {
+        if drops {
+            server.database("17").drop().await?;
+        }
+        let mut batch = Batch::new(1, 1);
+        let cookie = (user.to_owned(), 17, "x".to_owned(), 0);
+        batch.push_chunk(&chunk(&cookie)?);
+        let batch = Arc::new(batch);
+        let written = store.write(Arc::clone(&batch)).await?;
+        ensure!(written.deferred.is_empty() != drops, "{written:?}");
+        if drops {
+            let again = store.write(Arc::clone(&batch)).await?;
+            ensure!(!again.deferred.is_empty(), "{again:?}");
+            store.retry(17, Arc::clone(&batch)).await?;
+        }
+        let (documents, ids) = creation_strings(&server).await?;
+        ensure!(documents.contains("memory_page_max=512k"), "{documents}");
+        ensure!(ids.contains("leaf_page_max=4k"), "{ids}");
+        let cookies = server.database("17");
+        let cookies = cookies.collection::<Document>("cookies");
+        ensure!(cookies.count_documents(doc! {}).await? == 1);
+    }
     Ok(())
 }
 

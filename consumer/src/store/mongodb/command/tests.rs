@@ -17,7 +17,7 @@ fn cookies(count: usize) -> Batch {
 #[track_caller]
 fn check(kind: Kind, count: u32, concern: &Document, expected: &Document) {
     let indices: Vec<u32> = (0..count).collect();
-    let raw = kind.encode(&cookies(count as usize), &indices, concern);
+    let raw = kind.encode(&cookies(count as usize), &indices, concern, None);
     assert_eq!(Document::try_from(raw.as_ref()).unwrap(), *expected);
 }
 
@@ -108,7 +108,7 @@ fn largest_command_is_far_below_the_limit_of_the_server() {
     let batch = batch(&[chunk(1, 1, &cookies)]);
     let indices: Vec<u32> = (0..count).collect();
     for kind in [Kind::Insert, Kind::Find, Kind::Replace, Kind::Upsert] {
-        let raw = kind.encode(&batch, &indices, &doc! {});
+        let raw = kind.encode(&batch, &indices, &doc! {}, None);
         assert!(raw.as_bytes().len() < 8 << 20, "{kind:?}");
     }
 }
@@ -126,7 +126,7 @@ fn holds(operator: &str, left: DateTime, right: DateTime) -> bool {
 
 /// The first update of a command for one cookie.
 fn update_of(kind: Kind, batch: &Batch) -> Document {
-    let command = kind.encode(batch, &[0], &doc! {});
+    let command = kind.encode(batch, &[0], &doc! {}, None);
     let command = Document::try_from(command.as_ref()).unwrap();
     let updates = command.get_array("updates").unwrap();
     updates[0].as_document().unwrap().clone()
