@@ -29,6 +29,7 @@
 
 mod cookie;
 mod fields;
+mod idle;
 
 use bytes::Bytes;
 use prost::Message;
@@ -36,6 +37,7 @@ use prost::Message;
 use self::cookie::is_deletion;
 pub use self::cookie::{cookie_dsp, decode_cookie, first_cookie};
 use self::fields::{FIXED32, FIXED64, Fields, LEN, VARINT, Value};
+pub use self::idle::IdleMessage;
 use crate::{limits::SMALL_FRAME_BYTES, v1};
 
 /// Bytes of the prefix of a gRPC message: a compression flag and a big-endian length.
@@ -239,13 +241,26 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
         event: Some(event),
         padding: Bytes::new(),
     };
-    let mut buffer = vec![0; FRAME_PREFIX_BYTES];
-    event
-        .encode(&mut buffer)
-        .expect("a Vec grows to any length");
+    let mut buffer = encoded(&event);
     put_padding(&mut buffer, 0);
     set_prefix(&mut buffer, 0);
     Bytes::from(buffer)
+}
+
+/// Encodes a message as a complete gRPC message with length prefix.
+pub fn encode_message(message: &impl Message) -> Bytes {
+    let mut buffer = encoded(message);
+    set_prefix(&mut buffer, 0);
+    Bytes::from(buffer)
+}
+
+/// An encoded message after an empty length prefix.
+fn encoded(message: &impl Message) -> Vec<u8> {
+    let mut buffer = vec![0; FRAME_PREFIX_BYTES];
+    message
+        .encode(&mut buffer)
+        .expect("a Vec grows to any length");
+    buffer
 }
 
 /// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix. Omits deletions, which are

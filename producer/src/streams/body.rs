@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use proto::{
     v1::{self, event::Event},
-    wire,
+    wire::{self, IdleMessage},
 };
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
@@ -31,8 +31,8 @@ use crate::log::{Delivery, GapReason, Reader};
 pub(super) enum MessageFormat {
     /// Events, beginning with this `Hello`; times to live between the deliveries.
     Events(v1::Hello, Unsent),
-    /// One message per cookie, encoded once for all streams.
-    Cookies(Arc<CookieMessages>),
+    /// One message per cookie, encoded once for all streams; heartbeats between them.
+    Cookies(Arc<CookieMessages>, IdleMessage),
 }
 
 /// One stream: its lease, its reader of the log, and its message format.
@@ -67,11 +67,14 @@ impl Session {
                 }
                 delivery = self.reader.next() => delivery,
             };
-            let data = match &self.format {
+            let data = match &mut self.format {
                 MessageFormat::Events(..) => Some(event_message(&delivery)),
-                MessageFormat::Cookies(messages) => match &delivery {
-                    Delivery::Chunk { chunk, first } => Some(messages.of(chunk, *first)),
-                    Delivery::Gap { .. } | Delivery::Idle { .. } | Delivery::End { .. } => None,
+                MessageFormat::Cookies(messages, idle) => match &delivery {
+                    Delivery::Chunk { chunk, first } => {
+                        Some(idle.complete(messages.of(chunk, *first)))
+                    }
+                    Delivery::Idle { .. } => idle.heartbeat(),
+                    Delivery::Gap { .. } | Delivery::End { .. } => None,
                 },
             };
             let bytes = data.as_ref().map_or(0, Bytes::len);
@@ -139,7 +142,7 @@ impl StreamBody {
             MessageFormat::Events(hello, _) => {
                 BodyState::Hello(wire::encode_event(Event::Hello(hello.clone())))
             }
-            MessageFormat::Cookies(_) => BodyState::Streaming,
+            MessageFormat::Cookies(..) => BodyState::Streaming,
         };
         Self {
             state,

@@ -2,7 +2,10 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use proto::v1::{GetCookiesRequest, StartPosition};
+use proto::{
+    v1::{GetCookiesRequest, StartPosition},
+    wire::IdleMessage,
+};
 use tonic::Status;
 
 use super::{
@@ -41,5 +44,6 @@ pub(super) fn open(
         );
     }
     let messages = &streams.cookie_messages[usize::from(request.deletions)];
-    Ok(streams.stream(lease, MessageFormat::Cookies(Arc::clone(messages))))
+    let format = MessageFormat::Cookies(Arc::clone(messages), IdleMessage::default());
+    Ok(streams.stream(lease, format))
 }

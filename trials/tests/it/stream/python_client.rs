@@ -7,12 +7,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::programs::target_dir;
+use bench::{
+    programs::{Process, free_address, target_dir},
+    tools::installed_or_skip,
+};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::harness::{Producer, numbered_cookie, within_timeout};
+use crate::harness::{Producer, TIMEOUT, numbered_cookie, wait_until, within_timeout};
 
 /// Packages of the Python clients, from PyPI.
 const PACKAGES: [&str; 5] = [
@@ -58,6 +61,67 @@ async fn python_client_reads_both_streams() -> Result<()> {
     let output = within_timeout("the Python client exits", client.wait_with_output()).await??;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}:\n{errors}", output.status);
+    Ok(())
+}
+
+/// An idle stream passes through a proxy that closes idle connections after three seconds.
+#[tokio::test]
+async fn idle_stream_is_not_closed_by_a_proxy() -> Result<()> {
+    let Some(haproxy) = installed_or_skip(&["haproxy"]) else {
+        return Ok(());
+    };
+    let python = python().await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
+    let address = free_address()?.to_string();
+    let file = dir.path().join("haproxy.cfg");
+    let server = producer.grpc.trim_start_matches("http://");
+    let configuration = format!(
+        "defaults\n  mode http\n  timeout connect 2s\n  timeout client 3s\n  timeout server 3s\n\
+         listen grpc\n  bind {address} proto h2\n  server one {server} proto h2\n"
+    );
+    fs::write(&file, configuration)?;
+    let args = [
+        "-db".to_owned(),
+        "-f".to_owned(),
+        file.display().to_string(),
+    ];
+    let _proxy = Process::start("haproxy", &haproxy, &args, &dir.path().join("haproxy.log"))?;
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/python/read_cookies.py");
+    let mut client = tokio::process::Command::new(&python)
+        .arg(example)
+        .args(["--name", "idle", &address])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let stdout = client.stdout.take().context("the client has no stdout")?;
+    let mut lines = BufReader::new(stdout).lines();
+    let count = async |name| {
+        let metrics = producer.metrics().await?;
+        anyhow::Ok(metrics.count(name, &[("subscriber", "idle")]))
+    };
+    let sent = async || count("producer_subscriber_sent_bytes_total").await;
+    for (number, heartbeats) in [(1, 8), (2, 6)] {
+        let before = sent().await?;
+        wait_until(TIMEOUT, "heartbeats were sent", async || {
+            Ok(sent().await? >= before + 5 + 2 * heartbeats)
+        })
+        .await?;
+        let (user_id, dsp_id, buyer_uid) = numbered_cookie(number);
+        producer.accept(&user_id, dsp_id, &buyer_uid).await?;
+        let line = within_timeout("the cookie is received", lines.next_line()).await??;
+        let line = line.context("the client ended")?;
+        ensure!(line.contains(&user_id), "{line}");
+    }
+    ensure!(count("producer_subscriber_streams_total").await? == 1);
+    // The end of a stream inside a message is an ordinary end for a client.
+    producer.process.stop(TIMEOUT).await?;
+    client.start_kill()?;
+    let output = client.wait_with_output().await?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(!errors.contains("Traceback"), "{errors}");
     Ok(())
 }
 
