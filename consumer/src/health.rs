@@ -152,7 +152,13 @@ impl Health {
         } else {
             Err("not loaded yet".to_owned())
         };
+        let snapshot = self.producers.snapshot();
+        let mut ids = snapshot.producers.iter();
+        let duplicate = ids.find_map(|(id, it)| it.has_duplicate.then_some(id));
         let producers = match self.producers.connected_and_total() {
+            _ if let Some(id) = duplicate => Err(format!(
+                "two producers have the id {id}; give each its own --id"
+            )),
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!(
                 "no producer is connected; known addresses: {all}{}",

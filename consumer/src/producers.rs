@@ -191,12 +191,9 @@ impl StreamGuard {
     }
 
     /// Records that all cookies that the producer accepted up to `unix_micros` were received.
-    pub fn caught_up(&self, unix_micros: u64) {
-        self.producers
-            .0
-            .table
-            .lock()
-            .caught_up(&self.producer, self.epoch, unix_micros);
+    pub fn caught_up(&self, unix_micros: u64) -> AdvanceResult {
+        let mut table = self.producers.0.table.lock();
+        table.caught_up(&self.producer, self.epoch, unix_micros)
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.

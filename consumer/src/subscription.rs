@@ -355,7 +355,7 @@ impl Subscription {
                 position.heartbeat(&heartbeat).map_err(violation)?;
                 // A heartbeat from a buffer may be older than the cookies that follow it.
                 if unix_micros().saturating_sub(began) >= HEARTBEAT_WAIT_MICROS {
-                    guard.caught_up(began);
+                    self.report_duplicate(guard.caught_up(began), position.producer());
                 }
                 return Ok(());
             }
@@ -415,17 +415,22 @@ impl Subscription {
         arrival: Option<Arrival>,
     ) -> Result<(), StreamEnd> {
         self.buffer.push(item).await?;
-        if let AdvanceResult::DuplicateId { is_first } = guard.advance(cursor, arrival) {
-            self.context.metrics.duplicate_producers.inc();
-            if is_first {
-                tracing::error!(
-                    producer = &*cursor.producer,
-                    address = %self.address(),
-                    "two producers have the same id, so their streams cannot be resumed; give each producer its own --id"
-                );
-            }
-        }
+        self.report_duplicate(guard.advance(cursor, arrival), &cursor.producer);
         Ok(())
+    }
+
+    fn report_duplicate(&self, result: AdvanceResult, producer: &str) {
+        let AdvanceResult::DuplicateId { is_first } = result else {
+            return;
+        };
+        self.context.metrics.duplicate_producers.inc();
+        if is_first {
+            tracing::error!(
+                producer,
+                address = %self.address(),
+                "two producers have the same id, so their streams cannot be resumed; give each producer its own --id"
+            );
+        }
     }
 
     fn report_ttls(&self, ttls: &TimesToLive) {

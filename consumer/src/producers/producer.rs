@@ -25,7 +25,8 @@ pub(super) struct Producer {
     streams: usize,
     /// The part of the current epoch that this process observed.
     observed: Option<ObservedRange>,
-    duplicate_reported: bool,
+    /// Whether two producers with this id have open streams.
+    has_duplicate: bool,
 }
 
 /// The newest known position of a producer.
@@ -51,6 +52,8 @@ pub struct ProducerStatus {
     /// Upper bound of how far this host's clock is ahead of the producer's, in microseconds: the minimum time from acceptance
     /// to receipt in the last one to two minutes.
     pub skew_micros: Option<i64>,
+    /// Whether two producers with this id have open streams.
+    pub has_duplicate: bool,
 }
 
 /// The part of one epoch of a producer that this process observed.
@@ -69,7 +72,7 @@ pub struct ObservedRange {
 pub enum AdvanceResult {
     /// No conflict.
     Normal,
-    /// Another open stream of this producer id has a different epoch, and both advance: two producers have the same id.
+    /// Another open stream of this producer id has a different epoch, and both are alive: two producers have the same id.
     DuplicateId {
         /// Whether this is the first detection for this id.
         is_first: bool,
@@ -130,9 +133,22 @@ impl Producer {
     }
 
     /// Records that all cookies accepted in this epoch up to a time were received.
-    pub(super) fn caught_up(&mut self, epoch: u64, unix_micros: u64) {
+    pub(super) fn caught_up(&mut self, epoch: u64, unix_micros: u64) -> AdvanceResult {
         if self.received.as_ref().is_some_and(|it| it.epoch == epoch) {
             self.completeness.receive(unix_micros);
+        }
+        self.find_duplicate(epoch)
+    }
+
+    /// Called for a message of a stream that has advanced before. If the producer restarted, no message of its previous epoch
+    /// follows.
+    fn find_duplicate(&mut self, epoch: u64) -> AdvanceResult {
+        let received = self.received.as_ref().map(|received| received.epoch);
+        if self.streams > 1 && received != Some(epoch) {
+            let is_first = !std::mem::replace(&mut self.has_duplicate, true);
+            AdvanceResult::DuplicateId { is_first }
+        } else {
+            AdvanceResult::Normal
         }
     }
 
@@ -165,6 +181,7 @@ impl Producer {
     /// Closes a stream.
     pub(super) fn close_stream(&mut self) {
         self.streams = self.streams.saturating_sub(1);
+        self.has_duplicate &= self.streams > 1;
     }
 
     /// Advances a stream to `cursor`, with this change number. `had_advanced` is true if the stream has advanced before.
@@ -176,19 +193,18 @@ impl Producer {
     ) -> AdvanceResult {
         self.extend(cursor, cursor.sequence);
         self.advanced_at = change;
+        let advanced = if had_advanced {
+            // Another stream may have replaced the epoch that this stream has set.
+            self.find_duplicate(cursor.epoch)
+        } else {
+            AdvanceResult::Normal
+        };
         let received = self.received.get_or_insert_with(|| cursor.clone());
-        // This stream has set its epoch before, and another stream has replaced that epoch since.
-        let is_duplicate = had_advanced && self.streams > 1 && received.epoch != cursor.epoch;
         if received.epoch != cursor.epoch {
             self.completeness = Completeness::default();
         }
         received.advance(cursor);
-        if is_duplicate {
-            let is_first = !std::mem::replace(&mut self.duplicate_reported, true);
-            AdvanceResult::DuplicateId { is_first }
-        } else {
-            AdvanceResult::Normal
-        }
+        advanced
     }
 
     /// Records the arrival of a chunk, after it advanced the position.
@@ -222,6 +238,7 @@ impl Producer {
             durable: self.durable,
             lag_cookies: self.lag(),
             skew_micros: self.skew.minimum(now),
+            has_duplicate: self.has_duplicate,
         }
     }
 

@@ -185,8 +185,13 @@ impl Table {
     }
 
     /// Records that all cookies accepted up to this time were received.
-    pub(super) fn caught_up(&mut self, id: &Arc<str>, epoch: u64, unix_micros: u64) {
-        self.producer(id).caught_up(epoch, unix_micros);
+    pub(super) fn caught_up(
+        &mut self,
+        id: &Arc<str>,
+        epoch: u64,
+        unix_micros: u64,
+    ) -> AdvanceResult {
+        self.producer(id).caught_up(epoch, unix_micros)
     }
 
     /// Time up to which all accepted cookies are durable; `None` if unknown.

@@ -100,8 +100,24 @@ fn producers_that_share_an_id_are_detected_but_a_restart_is_not() {
     let found = |is_first| AdvanceResult::DuplicateId { is_first };
     assert_eq!(it.advance(&in_epoch(1), true), found(true));
     assert_eq!(it.advance(&in_epoch(2), true), found(false));
+    assert!(it.status("p").unwrap().has_duplicate);
     it.close(first, "p");
     assert_eq!(it.advance(&in_epoch(2), true), normal);
+    assert!(!it.status("p").unwrap().has_duplicate);
+}
+
+#[test]
+fn producers_that_share_an_id_are_detected_without_cookies() {
+    let mut it = Setup::new(Vec::new());
+    let mut opened = |epoch| {
+        it.open(HERE, &cursor("p", epoch, 0));
+        it.advance(&cursor("p", epoch, 0), false)
+    };
+    assert_eq!([1, 2].map(&mut opened), [AdvanceResult::Normal; 2]);
+    let mut heartbeat = |epoch| it.table.caught_up(&"p".into(), epoch, 9);
+    assert_eq!(heartbeat(2), AdvanceResult::Normal);
+    let found = AdvanceResult::DuplicateId { is_first: true };
+    assert_eq!(heartbeat(1), found);
 }
 
 #[test]

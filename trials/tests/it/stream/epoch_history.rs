@@ -397,5 +397,15 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     let recorded = "producer_epoch_history_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
-    Ok(())
+    // A consumer detects both without any cookie.
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::spawn(&dir, "node", &[&first, &second], &store, &[]).await?;
+    consumer
+        .wait_not_ready("two producers have the id p; give each its own --id")
+        .await?;
+    let found = "consumer_duplicate_producer_ids_total";
+    ensure!(consumer.metrics().await?.count(found, &[]) > 0);
+    wait_logged(&consumer.process, "two producers have the same id").await?;
+    drop(second);
+    consumer.wait_ready().await
 }
