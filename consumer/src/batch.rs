@@ -296,24 +296,25 @@ impl Batch {
         filter.prefetch(&fingerprints);
         for (cookie, fingerprint) in cookies.iter().zip(fingerprints) {
             if cookie.is_deletion() {
-                let deletion = Deletion {
+                let mut deletion = Deletion {
                     user_id: cookie.user_id.as_bytes().into(),
                     dsp_id: cookie.dsp_id,
                     until_unix_micros: cookie.accepted_unix_micros(deleted),
                 };
-                filter.delete(&deletion);
+                filter.delete(&mut deletion);
                 self.counts.deletions += 1;
                 self.deletions.push(deletion);
                 continue;
             }
-            match filter.decide(&borrowed(cookie, released), fingerprint, self.id) {
+            let mut admitted = borrowed(cookie, released);
+            match filter.decide(&mut admitted, fingerprint, self.id) {
                 DedupDecision::Suppress => self.counts.suppressed += 1,
                 DedupDecision::Stale => self.counts.stale += 1,
                 DedupDecision::NoDspSlot => self.counts.no_dsp_slot += 1,
                 DedupDecision::Expired => self.counts.expired += 1,
                 DedupDecision::Deleted => self.counts.deleted += 1,
                 DedupDecision::Write { is_known } => {
-                    let entry = self.entry(chunk_at, released, cookie);
+                    let entry = self.entry(chunk_at, admitted.accepted_unix_micros, cookie);
                     self.insert(
                         BatchEntry {
                             is_known,
@@ -339,10 +340,10 @@ impl Batch {
         self.index.reserve(cookies, |_| 0);
     }
 
-    fn entry(&self, chunk: u32, released: u64, cookie: &CookieRef<'_>) -> BatchEntry {
+    fn entry(&self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) -> BatchEntry {
         let body = &self.chunks[chunk as usize];
         BatchEntry {
-            accepted_unix_micros: cookie.accepted_unix_micros(released),
+            accepted_unix_micros,
             chunk,
             user_id_at: offset(body, cookie.user_id),
             buyer_uid_at: offset(body, cookie.buyer_uid),

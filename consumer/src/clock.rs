@@ -110,7 +110,7 @@ impl ClockJumps {
 }
 
 /// The time at `at` of a clock that showed `unix_micros` at `then`.
-fn extrapolate((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
+pub(crate) fn extrapolate((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
     let elapsed = at.saturating_duration_since(then).as_micros();
     unix_micros.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
 }

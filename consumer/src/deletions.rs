@@ -5,6 +5,10 @@
 //! them. This table rejects covered cookies that arrive later: from another producer, a resumed stream, the retry
 //! queue, or a producer's queue of rate-limited cookies. An entry is a keyed hash and a time.
 //!
+//! Producers' clocks differ. A deletion's time is the latest that any of their clocks showed when it was requested. So it
+//! covers all earlier cookies in the store, whatever their producers. Cookies that arrive later are compared with the
+//! [request](Request), so that those accepted after it are stored.
+//!
 //! Entries are kept for `RETENTION_MICROS`, the maximum time for which a producer can delay a cookie, and their number
 //! is bounded. Removing the oldest entries raises the *floor*: all cookies accepted up to the floor count as deleted.
 //! So no deleted cookie is stored again, but a late cookie may be rejected although no deletion covers it.
@@ -12,6 +16,7 @@
 //! A cookie costs one comparison while there are no deletions, otherwise three hashes and lookups.
 
 pub mod jobs;
+mod request;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,9 +29,12 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
+pub use request::{Arriving, Request};
 use tokio::sync::watch;
+
+use crate::producers::CLOCK_AHEAD_MICROS_MAX;
 
 /// How long deletions are kept, in microseconds: as long as producers can delay a cookie. Producers release no cookie
 /// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
@@ -34,6 +42,15 @@ const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 
 /// Bytes of an entry: a hash and a time, in a table that is at least half full.
 const ENTRY_BYTES: usize = 40;
+
+/// Minimum time from a deletion to a cookie that was accepted later: more than the resolution of any store.
+const AFTER_DELETION_MICROS: u64 = 2_000;
+
+/// Maximum number of increased times in a table: those of the last cookies.
+const INCREASED_MAX: usize = 1_024;
+
+/// Maximum number of requests in a table: the clock differences of producers matter only for recent deletions.
+const REQUESTS_MAX: usize = 16_384;
 
 /// A deletion, or the floor of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +93,10 @@ struct Shared {
 struct Table {
     /// Time up to which cookies are covered, by hash of user and DSP.
     until: HashMap<u64, u64, RandomState>,
+    /// Requests of the latest of these deletions, by the same hash.
+    requests: HashMap<u64, Request, RandomState>,
+    /// The latest times that were given to cookies accepted after a deletion, by their acceptance on this host's clock.
+    increased: BTreeMap<u64, u64>,
     floor: u64,
     /// Unfinished jobs by DSP: the time of the latest deletion, and the number of the oldest.
     jobs: BTreeMap<u32, (u64, u64)>,
@@ -136,16 +157,26 @@ impl Deletions {
 
     /// Adds deletions in the store.
     pub fn load(&self, stored: impl IntoIterator<Item = StoredDeletion>) {
+        let mut latest = 0;
         for it in stored {
             self.add(&it.deletion);
+            latest = it.deletion.until_unix_micros.max(latest);
             self.begin_jobs((!it.is_finished).then_some(&it.deletion));
         }
+        let here = latest.saturating_sub(CLOCK_AHEAD_MICROS_MAX);
+        self.add_increased(here, latest.saturating_add(AFTER_DELETION_MICROS));
     }
 
     /// Adds a deletion or a floor.
     pub fn add(&self, deletion: &Deletion) {
+        self.add_received(deletion, None);
+    }
+
+    /// Adds a deletion that covers cookies of other producers according to its request, if known.
+    pub fn add_received(&self, deletion: &Deletion, request: Option<Request>) {
         let mut table = self.shared.table.lock();
         let hash = self.hash(&deletion.user_id, deletion.dsp_id);
+        table.set_request(hash, request);
         let until = if deletion.user_id.is_empty() && deletion.dsp_id == 0 {
             &mut table.floor
         } else {
@@ -157,6 +188,19 @@ impl Deletions {
             table.remove_oldest_eighth();
             self.notify();
         }
+    }
+
+    /// Records that a cookie was stored with an increased time. `here` is its acceptance by the clock of this host. Both are in
+    /// microseconds since the Unix epoch.
+    fn add_increased(&self, here: u64, to: u64) {
+        self.shared.table.lock().add_increased(here, to);
+    }
+
+    /// The latest increased time of cookies accepted up to `here`, which a deletion at that time must cover; 0 for none.
+    pub fn increased_until(&self, here: u64) -> u64 {
+        let table = self.shared.table.lock();
+        let last = table.increased.range(..=here).next_back();
+        last.map_or(0, |(_, to)| *to)
     }
 
     /// Starts the jobs of DSP deletions that have become durable: all earlier cookies are in the store. Must be called
@@ -171,7 +215,46 @@ impl Deletions {
         }
     }
 
-    /// Time up to which arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
+    /// Whether to store an arriving cookie of this pair: if no deletion covers it, returns the time up to which stored cookies are
+    /// deleted, in microseconds since the Unix epoch; 0 for none.
+    pub fn admit(&self, user_id: &[u8], dsp_id: u32, arriving: &Arriving<'_>) -> Option<u64> {
+        let Some((table, hashes)) = self.table(user_id, dsp_id) else {
+            return Some(0);
+        };
+        // The floor also covers cookies of other users, so the differences of clocks do not extend it.
+        if arriving.accepted <= table.floor {
+            return None;
+        }
+        let mut latest = table.floor;
+        for hash in &hashes {
+            let Some(until) = table.until.get(hash) else {
+                continue;
+            };
+            let request = arriving.offset.and_then(|_| table.requests.get(hash));
+            let is_covered = match request {
+                Some(request) => request.covers(arriving),
+                None => arriving.is_covered_until(*until),
+            };
+            if is_covered {
+                return None;
+            }
+            latest = latest.max(*until);
+        }
+        Some(latest)
+    }
+
+    /// The time with which to store an admitted cookie, because stores only compare it with that of the deletion.
+    pub fn time_after(&self, until: u64, arriving: &Arriving<'_>, accepted: u64) -> u64 {
+        let after = until.saturating_add(AFTER_DELETION_MICROS);
+        if until > 0 && accepted < after {
+            self.add_increased(arriving.here(), after);
+            after
+        } else {
+            accepted
+        }
+    }
+
+    /// Time up to which received cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
     /// none.
     pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| table.floor)
@@ -191,14 +274,21 @@ impl Deletions {
 
     /// The latest time of the deletions that cover this pair, or the time returned by `removed` if that is later.
     fn latest(&self, user_id: &[u8], dsp_id: u32, removed: impl FnOnce(&Table) -> u64) -> u64 {
-        if !self.shared.covers_any.load(Ordering::Relaxed) {
+        let Some((table, hashes)) = self.table(user_id, dsp_id) else {
             return 0;
+        };
+        let times = hashes.iter().filter_map(|hash| table.until.get(hash));
+        times.copied().fold(removed(&table), u64::max)
+    }
+
+    /// The table, and the hashes of the scopes of this pair. `None` if nothing is deleted.
+    fn table(&self, user_id: &[u8], dsp_id: u32) -> Option<(MutexGuard<'_, Table>, [u64; 3])> {
+        if !self.shared.covers_any.load(Ordering::Relaxed) {
+            return None;
         }
         let scopes = [(user_id, dsp_id), (user_id, 0), (b"", dsp_id)];
         let hashes = scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id));
-        let table = self.shared.table.lock();
-        let times = hashes.iter().filter_map(|hash| table.until.get(hash));
-        times.copied().fold(removed(&table), u64::max)
+        Some((self.shared.table.lock(), hashes))
     }
 
     /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`.
@@ -297,6 +387,38 @@ impl Table {
         })
     }
 
+    fn add_increased(&mut self, here: u64, to: u64) {
+        let before = self.increased.range(..=here).next_back();
+        if before.is_some_and(|(_, before)| *before >= to) {
+            return;
+        }
+        // Both times increase from entry to entry.
+        let next = |it: &BTreeMap<u64, u64>| it.range(here..).next().map(|(at, to)| (*at, *to));
+        while let Some((at, _)) = next(&self.increased).filter(|(_, other)| *other <= to) {
+            self.increased.remove(&at);
+        }
+        self.increased.insert(here, to);
+        if self.increased.len() > INCREASED_MAX {
+            self.increased.pop_first();
+        }
+    }
+
+    /// Adds the request of a deletion, before the deletion itself. Without a request, no cookie up to the time of the deletion
+    /// is admitted.
+    fn set_request(&mut self, hash: u64, request: Option<Request>) {
+        let strict = self.until.get(&hash).copied().unwrap_or(0);
+        let known = self.requests.remove(&hash);
+        let Some(new) = request else { return };
+        if self.requests.len() == REQUESTS_MAX {
+            self.requests.clear();
+        }
+        let merged = match known {
+            Some(known) => known.merged_with(new),
+            None => new.after(strict),
+        };
+        self.requests.insert(hash, merged);
+    }
+
     /// Removes the deletions up to this time.
     fn remove_until(&mut self, before: u64) {
         let mut removed = 0;
@@ -307,6 +429,8 @@ impl Table {
             *until > before
         });
         self.floor = self.floor.max(removed);
+        self.requests
+            .retain(|hash, _| self.until.contains_key(hash));
     }
 
     /// Removes the oldest eighth, so that a full table does not remove one deletion for each new one.
@@ -321,6 +445,37 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
+        let table = table(&[]);
+        table.load([stored(deletion("u", 1, CLOCK_AHEAD_MICROS_MAX + 10), false)]);
+        let after_load = CLOCK_AHEAD_MICROS_MAX + 10 + AFTER_DELETION_MICROS;
+        let check = |times: &[(u64, u64)]| {
+            for (here, until) in times {
+                assert_eq!(table.increased_until(*here), *until, "{here}");
+            }
+        };
+        check(&[(9, 0), (10, after_load)]);
+        let later = after_load + 5;
+        for (here, to) in [
+            (20, later),
+            (30, later + 9),
+            (25, later + 3),
+            (28, later + 9),
+            (40, 7),
+        ] {
+            table.shared.table.lock().add_increased(here, to);
+        }
+        check(&[
+            (10, after_load),
+            (20, later),
+            (25, later + 3),
+            (28, later + 9),
+            (99, later + 9),
+        ]);
+        assert_eq!(table.shared.table.lock().increased.len(), 4);
+    }
 
     fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
         Deletion {

@@ -9,8 +9,9 @@
 //! other. The subscription of the closed stream finds in this table that another address has the stream, and stands by
 //! instead of reconnecting. For a moment, both subscriptions may push the same cookies; duplicates change nothing.
 //!
-//! Each chunk takes one lock, which is never held across an await. Commits, scrapes and pages also take this lock.
+//! Each chunk takes this lock three times, but never across an await. Commits, scrapes and pages also take this lock.
 
+mod clock_offset;
 mod completeness;
 mod producer;
 mod skew;
@@ -19,25 +20,39 @@ mod table;
 use std::{net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
+use runtime::unix_micros;
 use tokio::{sync::Notify, time::Instant};
 
 use self::table::{AddressKey, Table};
 pub use self::{
+    clock_offset::ClockOffset,
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
     skew::Arrival,
-    table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
+    table::{Address, CLOCK_AHEAD_MICROS_MAX, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
-use crate::batch::Cursor;
+use crate::{batch::Cursor, clock::extrapolate};
 
 /// All producers of one process; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Producers(Arc<SharedTable>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SharedTable {
     table: Mutex<Table>,
+    /// Start of this process, in microseconds since the Unix epoch.
+    started: (u64, Instant),
     /// Notified when a stream opens or closes.
     streams_changed: Notify,
+}
+
+impl Default for SharedTable {
+    fn default() -> Self {
+        Self {
+            table: Mutex::default(),
+            started: (unix_micros(), Instant::now()),
+            streams_changed: Notify::new(),
+        }
+    }
 }
 
 /// Registration of an address, until it is dropped.
@@ -126,6 +141,41 @@ impl Producers {
     /// since the Unix epoch. `None` if it is unknown, for instance because an address has no stream.
     pub fn complete_until(&self) -> Option<u64> {
         self.0.table.lock().complete_until()
+    }
+
+    /// The time of this host since the start of this process, in microseconds since the Unix epoch: a clock that is set
+    /// changes nothing.
+    pub fn steady_micros(&self) -> u64 {
+        extrapolate(self.0.started, Instant::now())
+    }
+
+    /// Records that a producer's clock showed `unix_micros` between the [time](Self::steady_micros) `sent` and now. 0 if the
+    /// producer did not report it.
+    pub fn measure_clock(&self, producer: &str, sent: u64, unix_micros: u64) {
+        if unix_micros == 0 {
+            return;
+        }
+        let offset = ClockOffset::measured(sent, unix_micros, self.steady_micros());
+        self.0.table.lock().measure(producer, offset);
+    }
+
+    /// Records that a chunk of this time arrived now. Must be called before the push, so that later deletions cover its
+    /// cookies.
+    pub fn limit_clock(&self, producer: &str, accepted_unix_micros: u64) {
+        let arrived = ClockOffset::measured(0, accepted_unix_micros, self.steady_micros());
+        self.0.table.lock().limit_offset(producer, arrived.max);
+    }
+
+    /// The measured difference of a producer's clock, if known.
+    pub fn clock_offset(&self, producer: &str) -> Option<ClockOffset> {
+        self.0.table.lock().offset(producer)
+    }
+
+    /// The latest time that the clock of this host or any producer may have shown when that of `producer` showed
+    /// `unix_micros`.
+    pub fn latest_anywhere(&self, producer: &str, unix_micros: u64) -> u64 {
+        let table = self.0.table.lock();
+        table.latest_anywhere(producer, unix_micros, self.0.started.0)
     }
 
     /// A snapshot.

@@ -224,7 +224,7 @@ impl Subscription {
         let cursors = self.context.producers.cursors();
         let handshake = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
         let timed_out = |_| StreamEnd::Unreachable(format!("no response for {HELLO_TIMEOUT:?}"));
-        let (hello, mut stream, (channel, connector)) = handshake.map_err(timed_out)??;
+        let (hello, mut stream, (channel, connector), sent) = handshake.map_err(timed_out)??;
         let (mut position, resumption) = StreamPosition::begin(&hello, &cursors)
             .map_err(|violation| self.violation(violation))?;
         let start = position.cursor();
@@ -233,6 +233,8 @@ impl Subscription {
             newest: hello.next_sequence.saturating_sub(1),
             previous: resumption.previous(),
         });
+        let producers = &self.context.producers;
+        producers.measure_clock(position.producer(), sent, hello.unix_micros);
         self.log_connected(&hello, position.producer());
         if let (Resumption::NewEpoch { previous, tail }, Some(observed)) = (&resumption, observed) {
             restarts::report(
@@ -315,6 +317,8 @@ impl Subscription {
                     received_unix_micros: unix_micros(),
                 };
                 arrival = Some(chunk_arrival);
+                let producers = &self.context.producers;
+                producers.limit_clock(position.producer(), header.accepted_unix_micros);
                 let received = &self.context.metrics.received_seconds;
                 received.observe(chunk_arrival.age(), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)

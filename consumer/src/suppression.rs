@@ -225,7 +225,7 @@ impl DedupFilter for Suppression {
     /// The caller must add a cookie with the decision `Write` to the batch.
     fn decide(
         &mut self,
-        cookie: &BatchCookie<'_>,
+        cookie: &mut BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision {

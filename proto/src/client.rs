@@ -63,13 +63,18 @@ pub async fn get_cookies(
     open(channel, request.into_request(), GET_COOKIES).await
 }
 
-/// Confirms the position up to which a node has stored its records.
+/// Confirms the position up to which a node has stored its records. Returns the producer's clock, in microseconds since the
+/// Unix epoch.
 ///
 /// # Errors
 /// The producer's status, or `UNAVAILABLE` when it cannot be reached.
-pub async fn confirm(channel: Channel, request: Request<v1::ConfirmRequest>) -> Result<(), Status> {
+pub async fn confirm(
+    channel: Channel,
+    request: Request<v1::ConfirmRequest>,
+) -> Result<u64, Status> {
     let mut client = v1::cookie_streamer_client::CookieStreamerClient::new(channel);
-    client.confirm(request).await.map(|_| ())
+    let confirmed = client.confirm(request).await?;
+    Ok(confirmed.into_inner().unix_micros)
 }
 
 async fn open(

@@ -34,16 +34,16 @@ pub trait DedupFilter {
     /// Prefetches the entries of these fingerprints. Their decisions follow in this order.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]);
 
-    /// Decides on a cookie that would be added to this batch.
+    /// Decides on a cookie that would be added to this batch, and may increase its acceptance time.
     fn decide(
         &mut self,
-        cookie: &BatchCookie<'_>,
+        cookie: &mut BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision;
 
-    /// Records a deletion, so that later arrivals are covered too.
-    fn delete(&mut self, _deletion: &Deletion) {}
+    /// Records a deletion, so that later arrivals are covered too, and may increase its time.
+    fn delete(&mut self, _deletion: &mut Deletion) {}
 }
 
 /// Accepts every cookie.
@@ -57,7 +57,7 @@ impl DedupFilter for AcceptAll {
 
     fn prefetch(&mut self, _: &[Fingerprint]) {}
 
-    fn decide(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
+    fn decide(&mut self, _: &mut BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
         DedupDecision::Write { is_known: false }
     }
 }

@@ -274,7 +274,7 @@ fn filter_suppresses_cookies_or_adds_them_with_their_fingerprints() {
 
         fn decide(
             &mut self,
-            cookie: &BatchCookie<'_>,
+            cookie: &mut BatchCookie<'_>,
             fingerprint: Fingerprint,
             _: BatchId,
         ) -> DedupDecision {

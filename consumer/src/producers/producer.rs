@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::{
+    clock_offset::ClockOffset,
     completeness::Completeness,
     skew::{Arrival, Skew},
 };
@@ -19,6 +20,8 @@ pub(super) struct Producer {
     durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
     skew: Skew,
+    /// The difference of its clock, if measured since the start of this process.
+    offset: Option<ClockOffset>,
     /// Completeness in the current epoch.
     completeness: Completeness,
     /// Number of open streams.
@@ -211,6 +214,20 @@ impl Producer {
     pub(super) fn record_arrival(&mut self, arrival: Arrival, now: Instant) {
         self.completeness.receive(arrival.accepted_unix_micros);
         self.skew.record(arrival, now);
+    }
+
+    /// Records that this host's clock is ahead of the producer's by at most `max`.
+    pub(super) fn limit_offset(&mut self, max: i64) {
+        self.offset = self.offset.map(|known| known.after_arrival(max));
+    }
+
+    pub(super) fn offset(&self) -> Option<ClockOffset> {
+        self.offset
+    }
+
+    /// Records a measured difference of its clock.
+    pub(super) fn measure(&mut self, newer: ClockOffset) {
+        self.offset = Some(self.offset.map_or(newer, |known| known.narrowed_by(newer)));
     }
 
     /// Adds lost cookies of an epoch; returns the total of the epoch.

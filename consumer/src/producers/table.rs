@@ -10,10 +10,14 @@ use proto::limits::CURSORS_MAX;
 use tokio::time::Instant;
 
 use super::{
+    clock_offset::ClockOffset,
     producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus},
     skew::Arrival,
 };
 use crate::batch::Cursor;
+
+/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
+pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Maximum number of producers in a snapshot. Producers with an address are always included.
 pub const PRODUCER_SERIES_MAX: usize = 256;
@@ -203,6 +207,40 @@ impl Table {
         });
         // `None` is less than any time, so one unknown time makes the result unknown.
         times.min().flatten()
+    }
+
+    /// Records a measured difference of a producer's clock.
+    pub(super) fn measure(&mut self, id: &str, offset: ClockOffset) {
+        if let Some(producer) = self.producers.get_mut(id) {
+            producer.measure(offset);
+        }
+    }
+
+    /// Records that this host's clock is ahead of a producer's by at most `max`.
+    pub(super) fn limit_offset(&mut self, id: &str, max: i64) {
+        if let Some(producer) = self.producers.get_mut(id) {
+            producer.limit_offset(max);
+        }
+    }
+
+    /// The measured difference of a producer's clock.
+    pub(super) fn offset(&self, id: &str) -> Option<ClockOffset> {
+        self.producers.get(id)?.offset()
+    }
+
+    /// The latest time that the clock of this host or any producer may have shown when this producer's clock showed
+    /// `unix_micros`. A producer without a measured difference has sent nothing since `started`, by this host's clock.
+    pub(super) fn latest_anywhere(&self, id: &str, unix_micros: u64, started: u64) -> u64 {
+        let Some(own) = self.offset(id) else {
+            return unix_micros;
+        };
+        let here = unix_micros.saturating_add_signed(own.max);
+        let others = self.producers.iter().filter(|(other, _)| ***other != *id);
+        let latest = others.map(|(_, other)| match other.offset() {
+            Some(other) => here.saturating_add_signed(other.min.saturating_neg()),
+            None => here.min(started).saturating_add(CLOCK_AHEAD_MICROS_MAX),
+        });
+        latest.fold(unix_micros.max(here), u64::max)
     }
 
     /// Adds lost cookies of an epoch; returns the total of the epoch.

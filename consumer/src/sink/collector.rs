@@ -14,9 +14,10 @@ use super::{BatchSender, Failure};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
-    deletions::{Deletion, Deletions},
+    deletions::{Arriving, Deletion, Deletions, Request},
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
+    producers::{CLOCK_AHEAD_MICROS_MAX, ClockOffset, Producers},
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
     ttl::Ttls,
@@ -25,9 +26,6 @@ use crate::{
 /// Number of cookies at which a batch is flushed early. mongod needs 3.5 µs per document in commands of 1,000, and 5 µs in
 /// commands of 200. At 40,000 cookies per second, a batch is flushed 75 ms before the default flush interval ends.
 const FLUSH_COOKIES: usize = 5_000;
-
-/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
-const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// When a batch is passed to the writer.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +50,7 @@ pub(super) struct Collector {
     pub(super) slots: DspSlots,
     pub(super) ttls: Ttls,
     pub(super) deletions: Deletions,
+    pub(super) producers: Producers,
     /// DSPs that the operator rejects.
     pub(super) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
 }
@@ -64,6 +63,40 @@ struct AdmissionFilter<'a> {
     now: u64,
     deletions: &'a Deletions,
     suppression: &'a mut Suppression,
+    origin: Origin<'a>,
+}
+
+/// The producer of a chunk, and its clock.
+struct Origin<'a> {
+    producer: &'a Arc<str>,
+    producers: &'a Producers,
+    offset: Option<ClockOffset>,
+    /// Time of the chunk, and the maximum to which it is clamped.
+    accepted: u64,
+    accepted_max: u64,
+}
+
+impl Origin<'_> {
+    /// A cookie of the chunk, whose time is clamped.
+    fn arriving(&self, cookie: &BatchCookie<'_>) -> Arriving<'_> {
+        let released = self.accepted.min(self.accepted_max);
+        Arriving {
+            producer: self.producer,
+            offset: self.offset,
+            accepted: cookie.accepted_unix_micros + (self.accepted - released),
+            is_delayed: cookie.accepted_unix_micros < released,
+        }
+    }
+
+    /// The request of a deletion, whose time is not clamped.
+    fn request(&self, deletion: &Deletion) -> Option<Request> {
+        let offset = self.offset?;
+        Some(Request::new(
+            self.producer,
+            offset,
+            deletion.until_unix_micros,
+        ))
+    }
 }
 
 impl DedupFilter for AdmissionFilter<'_> {
@@ -77,14 +110,20 @@ impl DedupFilter for AdmissionFilter<'_> {
 
     fn decide(
         &mut self,
-        cookie: &BatchCookie<'_>,
+        cookie: &mut BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision {
-        let deleted = self.deletions.until(cookie.user_id, cookie.dsp_id);
-        if cookie.accepted_unix_micros <= deleted {
-            DedupDecision::Deleted
-        } else if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
+        let arriving = self.origin.arriving(cookie);
+        let admitted = self
+            .deletions
+            .admit(cookie.user_id, cookie.dsp_id, &arriving);
+        let Some(deleted) = admitted else {
+            return DedupDecision::Deleted;
+        };
+        let accepted = cookie.accepted_unix_micros;
+        cookie.accepted_unix_micros = self.deletions.time_after(deleted, &arriving, accepted);
+        if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
             DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
             self.suppression.set_deleted(deleted);
@@ -94,8 +133,22 @@ impl DedupFilter for AdmissionFilter<'_> {
         }
     }
 
-    fn delete(&mut self, deletion: &Deletion) {
-        self.deletions.add(deletion);
+    /// Extends the deletion to the latest time of a cookie that any producer accepted before it.
+    fn delete(&mut self, deletion: &mut Deletion) {
+        let request = self.origin.request(deletion);
+        let requested = deletion.until_unix_micros;
+        let Origin {
+            producer,
+            producers,
+            accepted_max,
+            ..
+        } = self.origin;
+        let latest = producers.latest_anywhere(producer, requested);
+        let increased = request.as_ref().map_or(0, |request| {
+            self.deletions.increased_until(request.latest_here())
+        });
+        deletion.until_unix_micros = latest.min(accepted_max).max(requested).max(increased);
+        self.deletions.add_received(deletion, request);
     }
 }
 
@@ -170,6 +223,13 @@ impl Collector {
                     now: self.clock.earlier(now, at),
                     deletions: &self.deletions,
                     suppression: &mut suppression,
+                    origin: Origin {
+                        producer: &producer,
+                        producers: &self.producers,
+                        offset: self.producers.clock_offset(&producer),
+                        accepted: header.accepted_unix_micros,
+                        accepted_max: latest,
+                    },
                 };
                 batch.push_filtered(&producer, &chunk, latest, &mut filter);
             }
@@ -220,7 +280,10 @@ impl Collector {
 mod tests {
     use super::*;
     use crate::{
-        batch::tests::{chunk, empty},
+        batch::{
+            Cursor,
+            tests::{chunk, empty},
+        },
         store::WriteOutcome,
         suppression::outcomes,
     };
@@ -250,6 +313,13 @@ mod tests {
                 now: began,
                 deletions: &deletions,
                 suppression: &mut suppression,
+                origin: Origin {
+                    producer: &"p".into(),
+                    producers: &Producers::default(),
+                    offset: None,
+                    accepted: after(seconds),
+                    accepted_max: u64::MAX,
+                },
             };
             let chunk = chunk(1, after(seconds), &[("u", 1, "b")]);
             batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut filter);
@@ -260,5 +330,126 @@ mod tests {
         deletions.add(&deletion("u", 2));
         deletions.add(&deletion("v", 3));
         assert_eq!(stored(4), 1);
+    }
+
+    const SECOND: u64 = 1_000_000;
+
+    /// A node with two producers. The clock of `ahead` is 30 s ahead of that of this host, and the clock of `behind` 10 s behind.
+    struct Node {
+        producers: Producers,
+        deletions: Deletions,
+        now: u64,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let producers = Producers::default();
+            let now = producers.steady_micros();
+            let node = Self {
+                producers,
+                deletions: Deletions::default(),
+                now,
+            };
+            for producer in ["ahead", "behind"] {
+                let cursor = Cursor {
+                    producer: producer.into(),
+                    epoch: 1,
+                    sequence: 0,
+                    complete: false,
+                };
+                node.producers.load(vec![cursor]);
+                let here = node.producers.steady_micros();
+                node.producers
+                    .measure_clock(producer, here, here + clock(producer, 0) - OFFSET);
+            }
+            node
+        }
+
+        /// Receives a record of user `u` at DSP 1 that `producer` accepted at this time; returns the time that is stored. An empty
+        /// buyer uid means a deletion.
+        fn receive(&self, producer: &str, buyer_uid: &str, seconds: u64) -> Option<u64> {
+            let hour = Duration::from_secs(3600);
+            let ttls = Ttls::new(24 * hour, [].into());
+            let mut suppression = Suppression::new(Duration::ZERO, 1 << 20, ttls.clone());
+            let mut slots = DspSlots::new(BTreeSet::new(), 512);
+            let accepted = self.now + clock(producer, seconds) - OFFSET;
+            let producer: Arc<str> = producer.into();
+            let mut filter = AdmissionFilter {
+                slots: &mut slots,
+                ttls: &ttls,
+                now: self.now,
+                deletions: &self.deletions,
+                suppression: &mut suppression,
+                origin: Origin {
+                    producer: &producer,
+                    producers: &self.producers,
+                    offset: self.producers.clock_offset(&producer),
+                    accepted,
+                    accepted_max: self.now + CLOCK_AHEAD_MICROS_MAX,
+                },
+            };
+            let mut batch = empty(BatchId(0));
+            let chunk = chunk(1, accepted, &[("u", 1, buyer_uid)]);
+            let max = self.now + CLOCK_AHEAD_MICROS_MAX;
+            batch.push_filtered(&producer, &chunk, max, &mut filter);
+            let deleted = batch.deletions().first().map(|it| it.until_unix_micros);
+            let stored = batch.cookies().next().map(|it| it.accepted_unix_micros);
+            deleted.or(stored)
+        }
+    }
+
+    const OFFSET: u64 = 10 * SECOND;
+
+    /// The clock of a producer this time after the start, plus [`OFFSET`].
+    fn clock(producer: &str, seconds: u64) -> u64 {
+        let ahead = if producer == "ahead" { 40 } else { 0 };
+        (ahead + seconds) * SECOND
+    }
+
+    #[test]
+    fn deletion_covers_what_any_producer_accepted_before_it() {
+        for (deleter, other) in [("behind", "ahead"), ("ahead", "behind")] {
+            let node = Node::new();
+            let before = node.receive(other, "b", 4).expect("no deletion");
+            let until = node.receive(deleter, "", 5).expect("a deletion");
+            assert!(before <= until, "stored before the deletion at {deleter}");
+            assert_eq!(node.receive(other, "b", 4), None, "delayed");
+            assert_eq!(node.receive(deleter, "b", 5), None);
+            let fresh = [other, deleter].map(|producer| node.receive(producer, "b", 6));
+            for stored in fresh {
+                assert!(
+                    stored > Some(until),
+                    "accepted after the deletion: {stored:?}"
+                );
+            }
+            // A restart keeps only the time of the deletion.
+            let restarted = Node::new();
+            let time = restarted.now.abs_diff(node.now);
+            restarted.deletions.add(&Deletion {
+                user_id: b"u"[..].into(),
+                dsp_id: 1,
+                until_unix_micros: until + time,
+            });
+            assert_eq!(restarted.receive(other, "b", 4), None);
+            assert_eq!(restarted.receive(deleter, "b", 4), None);
+            let later = [other, deleter].map(|producer| restarted.receive(producer, "b", 80));
+            assert!(later.iter().all(Option::is_some), "{later:?}");
+        }
+    }
+
+    #[test]
+    fn deletion_covers_stored_cookies_of_a_producer_whose_clock_is_not_known_since_the_start() {
+        let node = Node::new();
+        let known = node.receive("behind", "", 5);
+        let gone = Cursor {
+            producer: "gone".into(),
+            epoch: 1,
+            sequence: 0,
+            complete: false,
+        };
+        node.producers.load(vec![gone]);
+        let until = node.receive("behind", "", 5);
+        assert!(until > known);
+        assert!(until >= Some(node.now + CLOCK_AHEAD_MICROS_MAX));
     }
 }

@@ -110,6 +110,7 @@ impl Pipeline {
             slots: DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
             deletions,
+            producers: health.producers().clone(),
             rejected_dsps,
         };
         let sink = metrics.sink.clone();

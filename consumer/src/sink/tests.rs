@@ -37,7 +37,7 @@ use crate::{
     suppression::Suppression,
     ttl::Ttls,
 };
-use crate::{clock::ClockJumps, deletions::Deletions};
+use crate::{clock::ClockJumps, deletions::Deletions, producers::Producers};
 use fake::FakeStore;
 
 struct Sink {
@@ -123,6 +123,7 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         slots: slots(),
         ttls,
         deletions: Deletions::default(),
+        producers: Producers::default(),
         rejected_dsps: no_rejected_dsps(),
     };
     tasks.spawn(collector.run(reader, batch_sender));

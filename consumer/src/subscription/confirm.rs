@@ -107,13 +107,17 @@ impl Confirmations {
             applied_sequence: applied,
         };
         let request = self.connector.request(request);
+        let producers = &self.context.producers;
+        let sent = producers.steady_micros();
         let confirmed = client::confirm(self.channel.clone(), request);
         let confirmed = timeout(REPLY_TIMEOUT, confirmed).await;
         let confirmed = confirmed
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("no reply to a confirmation")));
-        confirmed.inspect_err(|status| {
+        let confirmed = confirmed.inspect_err(|status| {
             tracing::debug!(producer = &*self.producer, %status, "failed to confirm stored records");
-        })
+        });
+        producers.measure_clock(&self.producer, sent, confirmed?);
+        Ok(())
     }
 
     /// Records why confirmations fail, or that they succeed; logs a change.

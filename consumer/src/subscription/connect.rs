@@ -29,14 +29,14 @@ fn window_bytes(streams: usize) -> u32 {
 type Connection = (Channel, Connector);
 
 impl Subscription {
-    /// Connects and receives the producer's `Hello`.
+    /// Connects and receives the producer's `Hello`. Also returns the time of the request, for the comparison of clocks.
     pub(super) async fn handshake(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>, Connection), StreamEnd> {
-        let (mut stream, connection) = self.open(cursors).await?;
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>, Connection, u64), StreamEnd> {
+        let (mut stream, connection, sent) = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
-            StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream, connection)),
+            StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream, connection, sent)),
             _ => Err(self.violation(ProtocolViolation::new("the first message is not Hello"))),
         }
     }
@@ -44,7 +44,7 @@ impl Subscription {
     async fn open(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(Streaming<bytes::Bytes>, Connection), StreamEnd> {
+    ) -> Result<(Streaming<bytes::Bytes>, Connection, u64), StreamEnd> {
         let unreachable = |error: tonic::transport::Error| StreamEnd::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
             StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
@@ -71,11 +71,12 @@ impl Subscription {
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
             let request = connector.request(request);
+            let sent = self.context.producers.steady_micros();
             let subscribed = client::subscribe(channel.clone(), request).await?;
-            Ok::<_, StreamEnd>((subscribed.into_inner(), channel))
+            Ok::<_, StreamEnd>((subscribed.into_inner(), channel, sent))
         };
         match (opened.await, connector.failure()) {
-            (Ok((stream, channel)), _) => Ok((stream, (channel, connector))),
+            (Ok((stream, channel, sent)), _) => Ok((stream, (channel, connector), sent)),
             // The error of the connection is more specific than that of the call.
             (Err(_), Some(trouble)) => Err(StreamEnd::Unreachable(trouble.to_owned())),
             (Err(ended), None) => Err(ended),

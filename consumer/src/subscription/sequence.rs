@@ -186,6 +186,7 @@ mod tests {
             first_sequence,
             outcome: outcome.into(),
             tail: None,
+            unix_micros: 0,
         }
     }
 

@@ -2,16 +2,15 @@
 
 use std::net::IpAddr;
 
-use bytes::Bytes;
 use http::Response;
 use http_body_util::{BodyExt as _, Full};
-use proto::v1::ConfirmRequest;
+use proto::{
+    v1::{ConfirmRequest, ConfirmResponse},
+    wire,
+};
 use tonic::{Status, body::Body};
 
 use super::{Inner, request::check_name, status::trailers};
-
-/// An empty message: no compression, length 0.
-const EMPTY_MESSAGE: &[u8] = &[0; 5];
 
 /// Records the stored position of the node.
 pub(super) fn handle(
@@ -40,7 +39,10 @@ pub(super) fn handle(
     let subscribers = &streams.config.subscribers;
     subscribers.confirm(&request.subscriber, network, durable, applied)?;
     let end = trailers(&Status::ok(""));
-    let body = Full::new(Bytes::from_static(EMPTY_MESSAGE));
+    let response = ConfirmResponse {
+        unix_micros: streams.config.log.unix_micros(),
+    };
+    let body = Full::new(wire::encode_message(&response));
     let body = body.with_trailers(async { Some(Ok(end)) });
     Ok(Response::new(Body::new(body)))
 }

@@ -44,6 +44,7 @@ pub(super) fn open(
         first_sequence: start.first,
         outcome: start.outcome.into(),
         tail: tail(config, request, start.outcome),
+        unix_micros: config.log.unix_micros(),
     };
     if lease.may_log() {
         tracing::info!(

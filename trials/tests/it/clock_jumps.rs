@@ -11,11 +11,12 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{scrape::names, tools::skip};
+use bench::{programs::free_address, scrape::names, tools::skip};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
+    deletions::{delete, start_producer, wait_done},
     harness::{
         Addresses, Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, wait_until,
     },
@@ -300,4 +301,44 @@ async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie(
     let stale = consumer.metrics().await?.count(names::STALE, &[]);
     assert_eq!(stale, 1);
     check_no_violations(&consumer, &producer).await
+}
+
+/// The receipt of a deletion at one producer also proves that earlier matches of the other producer are gone.
+#[tokio::test]
+async fn deletion_covers_earlier_syncs_at_a_producer_with_another_clock() -> Result<()> {
+    for ahead in ["+30", "-30"] {
+        let dir = TempDir::new()?;
+        let Some(clock) = FakeClock::new(&dir, "clock")? else {
+            return Ok(());
+        };
+        let (right, right_api) = start_producer(&dir, &["--id", "right"]).await?;
+        let wrong_api = free_address()?.to_string();
+        let wrong = clock
+            .producer(&dir, &["--id", "wrong", "--api", &wrong_api])
+            .await?;
+        let store = embedded(&dir.path().join("store"));
+        let mut consumer = Consumer::start(&dir, "node", &[&right, &wrong], &store, &[]).await?;
+        // While connected, so that no new stream measures the difference.
+        clock.set(ahead)?;
+        let both = [(&right, &right_api), (&wrong, &wrong_api)];
+        for (number, [(syncs, _), (deletes, api)]) in [both, [both[1], both[0]]].iter().enumerate()
+        {
+            let user = format!("user-{number}");
+            syncs.accept(&user, 17, "old").await?;
+            consumer.wait_lookup(&user, json!({"17": "old"})).await?;
+            let deletion = delete(api, &format!("/v1/users/{user}")).await?;
+            wait_done(api, &deletion).await?;
+            consumer.check_unknown([user.clone()].into_iter()).await?;
+            // Later matches are kept.
+            syncs.accept(&user, 17, "new").await?;
+            deletes.accept(&user, 18, "new").await?;
+            let new = json!({"17": "new", "18": "new"});
+            consumer.wait_lookup(&user, new.clone()).await?;
+            consumer.process.kill()?;
+            consumer.process.restart()?;
+            consumer.wait_ready().await?;
+            consumer.wait_lookup(&user, new).await?;
+        }
+    }
+    Ok(())
 }

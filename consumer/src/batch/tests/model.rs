@@ -147,7 +147,7 @@ impl DedupFilter for VaryingFilter {
 
     fn decide(
         &mut self,
-        cookie: &BatchCookie<'_>,
+        cookie: &mut BatchCookie<'_>,
         fingerprint: Fingerprint,
         _: BatchId,
     ) -> DedupDecision {

@@ -6,8 +6,8 @@ use std::{collections::HashMap, ops::ControlFlow};
 use proptest::prelude::*;
 
 use super::*;
-use crate::deletions::Deletions;
 use crate::store::embedded::EmbeddedStore;
+use crate::{deletions::Deletions, producers::Producers};
 
 /// One cookie, in a chunk of its own.
 #[derive(Debug, Clone)]
@@ -99,6 +99,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         slots: slots(),
         ttls: no_expiry(),
         deletions: Deletions::default(),
+        producers: Producers::default(),
         rejected_dsps: no_rejected_dsps(),
     };
     let tasks = TaskTracker::new();

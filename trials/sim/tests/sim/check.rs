@@ -43,6 +43,9 @@ use crate::{
     world::World,
 };
 
+/// Time by which a stored cookie is after an earlier deletion, if its own time is not.
+const AFTER_DELETION_MICROS: u64 = 2_000;
+
 /// Counts of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RunSummary {
@@ -74,7 +77,7 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
     ensure!(history.rejections.is_empty(), "{:?}", history.rejections);
     for (process, disk) in world.consumers.iter().zip(&world.disks) {
         let disk = disk.lock().expect(UNPOISONED);
-        let checked = Checker::new(world, &history, &disk).missing();
+        let checked = Checker::new(world, &history, &disk, process).missing();
         let missing = checked.with_context(|| process.name.clone())?;
         let counters = Counters::of(process);
         let lost = counters.gap_losses();
@@ -90,6 +93,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
         );
         let deleted = deletions::nothing_is_back(&disk);
         deleted.with_context(|| process.name.clone())?;
+        let survives = deletions::none_survives(world, &history, &disk);
+        survives.with_context(|| process.name.clone())?;
         check_queued(world, process, &disk, &missing)?;
         ends::check(world, process, &counters, &history, &disk, &missing)?;
     }
@@ -202,7 +207,8 @@ fn summarize(world: &World) -> anyhow::Result<RunSummary> {
         ..RunSummary::default()
     };
     for (process, disk) in world.consumers.iter().zip(&world.disks) {
-        let missing = Checker::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
+        let disk = disk.lock().expect(UNPOISONED);
+        let missing = Checker::new(world, &history, &disk, process).missing()?;
         summary.tails += missing.tails.len();
         summary.gaps += missing.gaps.len();
         summary.counted_gap_losses += Counters::of(process).gap_losses();
@@ -216,16 +222,19 @@ struct Checker<'a> {
     disk: &'a Disk,
     /// Tolerance in comparisons of times.
     margin: Duration,
+    /// Whether the consumer was restarted.
+    was_restarted: bool,
 }
 
 impl<'a> Checker<'a> {
-    fn new(world: &'a World, history: &'a History, disk: &'a Disk) -> Self {
+    fn new(world: &'a World, history: &'a History, disk: &'a Disk, consumer: &Process) -> Self {
         let margin = 2 * world.plan.tick + 4 * world.plan.chunk_age + millis(20);
         Self {
             world,
             history,
             disk,
             margin,
+            was_restarted: consumer.incarnation() > 0,
         }
     }
 
@@ -257,7 +266,7 @@ impl<'a> Checker<'a> {
             ..MissingCookies::default()
         };
         let last_received = self.last_received(&missing.received);
-        let deletions = DeletionIndex::new(self.history, |it| self.window(it));
+        let deletions = DeletionIndex::new(self.history, |it| self.window(it), self.was_restarted);
         let floor = deletions::floor(disk, self.world.plan.floods);
         for (pair, numbers) in pairs {
             let stored = disk.durable.get(&pair);
@@ -266,12 +275,12 @@ impl<'a> Checker<'a> {
                     continue;
                 }
                 let window = self.window(&syncs[at]);
-                if deletions.may_cover(pair, window) || window.earliest <= floor {
+                if deletions.may_cover(&syncs[at], window) || window.earliest <= floor {
                     continue;
                 }
                 if syncs[at].value != at {
                     let earlier = repeats[&syncs[at].value].iter().filter(|it| **it < at);
-                    let earlier = earlier.map(|it| self.window(&syncs[*it]));
+                    let earlier = earlier.map(|it| (&syncs[*it], self.window(&syncs[*it])));
                     let earlier: Vec<_> = earlier.collect();
                     if !deletions.is_stored_again(disk, &syncs[at], &earlier) {
                         continue;
@@ -348,11 +357,15 @@ impl<'a> Checker<'a> {
         let first = [first];
         let members = repeats.get(&first[0]).map_or(&first[..], |all| &all[..]);
         let at = value.accepted_unix_micros;
+        // A node stores cookies that it admits after a deletion with a time after that of the deletion.
+        let is_raised = at.checked_sub(AFTER_DELETION_MICROS);
+        let is_raised = is_raised.is_some_and(|it| self.disk.record.times.contains(&it));
         let is_possible = |number: &&usize| {
             let sync = self.history.syncs.get(**number);
             sync.is_some_and(|sync| {
                 let window = self.window(sync);
-                !sync.is_deletion && (window.earliest..=window.latest).contains(&at)
+                let latest = if is_raised { u64::MAX } else { window.latest };
+                !sync.is_deletion && (window.earliest..=latest).contains(&at)
             })
         };
         members.iter().filter(is_possible).copied().collect()

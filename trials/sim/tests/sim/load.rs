@@ -134,9 +134,25 @@ pub(crate) struct AcceptanceWindow {
     pub(crate) latest: u64,
 }
 
+impl AcceptanceWindow {
+    /// The bounds in simulated time, if these are of a clock that is ahead by `clock_ahead`.
+    pub(crate) fn simulated(self, clock_ahead: Duration) -> Self {
+        let ahead = u64::try_from(clock_ahead.as_micros()).expect("seconds");
+        Self {
+            earliest: self.earliest.saturating_sub(ahead),
+            latest: match self.latest {
+                u64::MAX => u64::MAX,
+                latest => latest.saturating_sub(ahead),
+            },
+        }
+    }
+}
+
 /// All syncs and deletions of a run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
+    /// Times by which the clocks of producers are ahead.
+    pub(crate) clocks_ahead: Vec<Duration>,
     pub(crate) syncs: Vec<SyncRequest>,
     connections: u64,
     /// Unexpected responses.
@@ -144,10 +160,24 @@ pub(crate) struct History {
 }
 
 impl History {
+    /// A history of producers whose clocks are ahead by these times.
+    pub(crate) fn new(clocks_ahead: &[Duration]) -> Self {
+        Self {
+            clocks_ahead: clocks_ahead.to_vec(),
+            ..Self::default()
+        }
+    }
+
     /// Returns the number of a new connection.
     pub(crate) fn connect(&mut self) -> u64 {
         self.connections += 1;
         self.connections
+    }
+
+    /// Acceptance of a sync or a deletion in simulated time, whatever the clocks of the producers show.
+    pub(crate) fn accepted(&self, request: &SyncRequest) -> AcceptanceWindow {
+        let clock_ahead = self.clocks_ahead[request.producer];
+        request.acceptance(clock_ahead).simulated(clock_ahead)
     }
 
     /// Records a request and returns its number.

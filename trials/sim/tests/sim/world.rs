@@ -75,7 +75,7 @@ impl World {
             producers: processes(plan.producers, Host::Producer),
             consumers: processes(plan.consumers, Host::Consumer),
             disks,
-            history: Arc::default(),
+            history: Arc::new(Mutex::new(History::new(&plan.clocks_ahead))),
             metrics: Arc::default(),
             have_clients_ended: Arc::default(),
             plan,

@@ -83,7 +83,7 @@ impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
 
     fn prefetch(&mut self, _: &[Fingerprint]) {}
 
-    fn decide(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
+    fn decide(&mut self, _: &mut BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
         DedupDecision::Write { is_known: self.0() }
     }
 }

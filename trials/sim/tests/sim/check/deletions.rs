@@ -1,10 +1,10 @@
 //! Checks of deletions. A cookie covered by a durable deletion must never be returned again. A receipt must not claim more than
 //! the stores have done. No other cookie may be missing because of a deletion.
 //!
-//! A deletion covers cookies accepted up to its time, according to the clocks of the producers. If clocks differ, it may cover a few more
-//! or fewer cookies than the order of the requests suggests, within the difference of the clocks.
+//! A deletion covers all cookies that were accepted before it was requested, whatever the clocks of the producers show: the checks
+//! compare simulated times. It may also cover later cookies, within the difference of the clocks.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -13,7 +13,8 @@ use crate::{
     UNPOISONED,
     api_client::{ApiClient, Receipt},
     load::{AcceptanceWindow, History, Pair, SyncRequest},
-    store::Disk,
+    store::{Disk, StoredValue},
+    world::World,
 };
 
 /// Entries of the smallest table: 4 KiB at 40 bytes each.
@@ -81,14 +82,11 @@ pub(crate) fn receipt(
     let confirmed = status["nodes"]["confirmed"].as_u64();
     let confirmed = confirmed.context("no count")?;
     let deletions = receipt.deletions.iter().map(|it| &history.syncs[*it]);
+    let last = last_accepted(history);
     let clean = client.disks.iter().filter(|disk| {
         let disk = disk.lock().expect(UNPOISONED);
         deletions.clone().all(|deletion| {
-            let until = deletion.acceptance(client.process.clock_ahead).earliest;
-            let mut values = disk.values().into_iter().filter(|(pair, value)| {
-                deletion.pair.concerns(*pair) && value.accepted_unix_micros <= until
-            });
-            has(&disk, client, deletion) && values.next().is_none()
+            has(&disk, client, deletion) && survivor(&disk, history, &last, deletion).is_none()
         })
     });
     let clean = clean.count() as u64;
@@ -96,6 +94,51 @@ pub(crate) fn receipt(
         confirmed <= clean,
         "{clean} nodes have carried out {receipt:?}, not {status}"
     );
+    Ok(())
+}
+
+/// For each buyer uid, the latest simulated time at which a sync of it may have been accepted.
+fn last_accepted(history: &History) -> BTreeMap<u64, u64> {
+    let mut last = BTreeMap::new();
+    for sync in history.syncs.iter().filter(|it| !it.is_deletion) {
+        let latest: &mut u64 = last.entry(sync.value as u64).or_default();
+        *latest = history.accepted(sync).latest.max(*latest);
+    }
+    last
+}
+
+/// A value in a store that was certainly accepted before the deletion was requested.
+fn survivor(
+    disk: &Disk,
+    history: &History,
+    last: &BTreeMap<u64, u64>,
+    deletion: &SyncRequest,
+) -> Option<(Pair, StoredValue)> {
+    let requested = history.accepted(deletion).earliest;
+    let mut values = disk.values().into_iter();
+    values.find(|(pair, value)| {
+        let is_before = last.get(&value.number).is_some_and(|at| *at <= requested);
+        deletion.pair.concerns(*pair) && is_before
+    })
+}
+
+/// Checks that no value survives a deletion that the node has received: those that the running producers have in their logs.
+pub(super) fn none_survives(world: &World, history: &History, disk: &Disk) -> anyhow::Result<()> {
+    if world.plan.queue_cookies.is_some() {
+        return Ok(());
+    }
+    let last = last_accepted(history);
+    let deletions = history.syncs.iter().filter(|it| {
+        let incarnation = world.producers[it.producer].incarnation();
+        it.is_deletion && it.answered_at.is_some() && it.incarnation == incarnation
+    });
+    for deletion in deletions {
+        let survivor = survivor(disk, history, &last, deletion);
+        ensure!(
+            survivor.is_none(),
+            "{survivor:?} survived the later {deletion:?}"
+        );
+    }
     Ok(())
 }
 
@@ -128,28 +171,57 @@ pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
     times[times.len() - (SMALL_TABLE + 1 - SMALL_TABLE / 8)]
 }
 
+/// Maximum time by which a node may overestimate the difference of two clocks: the timeouts of the calls that measure both.
+const ESTIMATE_ERROR: Duration = Duration::from_secs(15);
+
+/// Maximum difference that a restarted node assumes until it has measured the clocks of all producers.
+const UNKNOWN_DIFFERENCE: Duration = Duration::from_secs(300);
+
+/// A deletion, its time by the clock of its producer, and its simulated time.
+type IndexedDeletion<'a> = (&'a SyncRequest, AcceptanceWindow, AcceptanceWindow);
+
 /// The deletions of a history by scope, for finding the syncs that they may cover.
 pub(super) struct DeletionIndex<'a> {
-    by_scope: BTreeMap<Pair, Vec<(&'a SyncRequest, AcceptanceWindow)>>,
+    history: &'a History,
+    by_scope: BTreeMap<Pair, Vec<IndexedDeletion<'a>>>,
+    /// Time after a deletion at which accepted cookies may still be covered, in microseconds.
+    excess: u64,
+    was_restarted: bool,
 }
 
 impl<'a> DeletionIndex<'a> {
+    /// The index for a node that was restarted, or not.
     pub(super) fn new(
         history: &'a History,
         window: impl Fn(&SyncRequest) -> AcceptanceWindow,
+        was_restarted: bool,
     ) -> Self {
         let mut by_scope: BTreeMap<Pair, Vec<_>> = BTreeMap::new();
         for deletion in history.syncs.iter().filter(|it| it.is_deletion) {
-            let window = window(deletion);
-            by_scope
-                .entry(deletion.pair)
-                .or_default()
-                .push((deletion, window));
+            by_scope.entry(deletion.pair).or_default().push((
+                deletion,
+                window(deletion),
+                history.accepted(deletion),
+            ));
         }
-        Self { by_scope }
+        let clocks = history.clocks_ahead.iter();
+        let difference = clocks.clone().max().zip(clocks.min());
+        let difference = difference.map_or(Duration::ZERO, |(max, min)| *max - *min);
+        let unknown = if was_restarted {
+            UNKNOWN_DIFFERENCE
+        } else {
+            Duration::ZERO
+        };
+        let excess = difference + ESTIMATE_ERROR + unknown;
+        Self {
+            history,
+            by_scope,
+            excess: u64::try_from(excess.as_micros()).expect("minutes"),
+            was_restarted,
+        }
     }
 
-    fn of(&self, pair: Pair) -> impl Iterator<Item = &(&'a SyncRequest, AcceptanceWindow)> {
+    fn of(&self, pair: Pair) -> impl Iterator<Item = &IndexedDeletion<'a>> {
         let scopes = pair.scopes().into_iter();
         scopes
             .filter_map(|scope| self.by_scope.get(&scope))
@@ -157,9 +229,28 @@ impl<'a> DeletionIndex<'a> {
     }
 
     /// Whether a deletion may cover a sync that was accepted in `window`.
-    pub(super) fn may_cover(&self, pair: Pair, window: AcceptanceWindow) -> bool {
-        let mut deletions = self.of(pair);
-        deletions.any(|(_, until)| until.latest >= window.earliest)
+    pub(super) fn may_cover(&self, sync: &SyncRequest, window: AcceptanceWindow) -> bool {
+        let mut deletions = self.of(sync.pair);
+        deletions.any(|it| self.covers(it, sync, window))
+    }
+
+    /// Whether a deletion may cover a sync. If both are from one producer and the sync arrived later, the times are exact.
+    fn covers(
+        &self,
+        (deletion, until, deleted): &IndexedDeletion<'_>,
+        sync: &SyncRequest,
+        window: AcceptanceWindow,
+    ) -> bool {
+        let is_later = deletion.answered_at.is_some_and(|at| at <= sync.sent_at);
+        let is_exact = deletion.producer == sync.producer
+            && !self.was_restarted
+            && (deletion.dated.is_none() || is_later);
+        if is_exact {
+            until.latest >= window.earliest
+        } else {
+            let accepted = window.simulated(self.history.clocks_ahead[sync.producer]);
+            deleted.latest.saturating_add(self.excess) >= accepted.earliest
+        }
     }
 
     /// Whether a node certainly stores `sync` again, although it repeats the buyer uid of earlier syncs. One deletion must certainly cover
@@ -168,15 +259,15 @@ impl<'a> DeletionIndex<'a> {
         &self,
         disk: &Disk,
         sync: &SyncRequest,
-        earlier: &[AcceptanceWindow],
+        earlier: &[(&SyncRequest, AcceptanceWindow)],
     ) -> bool {
-        let may_cover = |until: &AcceptanceWindow| {
+        let may_cover = |deletion: &&IndexedDeletion<'_>| {
             let mut earlier = earlier.iter();
-            earlier.any(|window| until.latest >= window.earliest)
+            earlier.any(|(sync, window)| self.covers(deletion, sync, *window))
         };
-        let covers_all = |until: &AcceptanceWindow| {
+        let covers_all = |deleted: &AcceptanceWindow| {
             let mut earlier = earlier.iter();
-            earlier.all(|window| until.earliest >= window.latest)
+            earlier.all(|(sync, _)| deleted.earliest >= self.history.accepted(sync).latest)
         };
         let is_before = |deletion: &SyncRequest| {
             let log = |it: &SyncRequest| (it.producer, it.incarnation);
@@ -187,8 +278,8 @@ impl<'a> DeletionIndex<'a> {
             let known = disk.record.durable_deletions.get(&deletion.pair);
             known.is_some_and(|until| *until >= window.earliest)
         };
-        let covering = || self.of(sync.pair).filter(|(_, until)| may_cover(until));
-        covering().all(|(deletion, _)| is_before(deletion))
-            && covering().any(|(it, until)| covers_all(until) && is_durable(it, until))
+        let covering = || self.of(sync.pair).filter(may_cover);
+        covering().all(|(deletion, ..)| is_before(deletion))
+            && covering().any(|(it, until, at)| covers_all(at) && is_durable(it, until))
     }
 }

@@ -63,6 +63,8 @@ pub(crate) struct Record {
     pub(crate) deletions: BTreeMap<Pair, u64>,
     /// Latest deletion of each scope that was ever committed.
     pub(crate) durable_deletions: BTreeMap<Pair, u64>,
+    /// Times of all deletions that were ever written.
+    pub(crate) times: BTreeSet<u64>,
     /// Cookies that must not have been written.
     pub(crate) violations: Vec<String>,
 }
@@ -181,6 +183,7 @@ impl Disk {
     pub(super) fn put_deletions(&mut self, batch: &Batch) {
         for deletion in batch.deletions() {
             let scope = scope(deletion);
+            self.record.times.insert(deletion.until_unix_micros);
             for known in [&mut self.deletions, &mut self.record.deletions] {
                 let until = known.entry(scope).or_default();
                 *until = deletion.until_unix_micros.max(*until);

@@ -1,0 +1,67 @@
+//! Difference of two clocks, bounded by exchanges of messages. Does no I/O.
+//!
+//! A producer reads its clock after this host sent a request, and before this host received the response. So the bounds
+//! hold whatever the delays were.
+
+/// Delay of a record that shows that its producer's clock was set ahead: more than usual, until the next measurement.
+const DELAY_MICROS: i64 = 1_000_000;
+
+/// Bounds of how far this host's clock is ahead of a producer's, in microseconds; negative if it is behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClockOffset {
+    /// The minimum.
+    pub min: i64,
+    /// The maximum.
+    pub max: i64,
+}
+
+impl ClockOffset {
+    /// The bounds from an exchange: the producer's clock showed `producer` between `sent` and `received` by this host's
+    /// clock. All in microseconds since the Unix epoch.
+    pub fn measured(sent: u64, producer: u64, received: u64) -> Self {
+        Self {
+            min: sent.wrapping_sub(producer).cast_signed(),
+            max: received.wrapping_sub(producer).cast_signed(),
+        }
+    }
+
+    /// The bounds after the arrival of a record: this host's clock was ahead of the record's time by `max`. If that contradicts
+    /// the minimum, the producer's clock was set ahead.
+    pub(super) fn after_arrival(self, max: i64) -> Self {
+        Self {
+            min: if max < self.min {
+                max.saturating_sub(DELAY_MICROS)
+            } else {
+                self.min
+            },
+            max: max.min(self.max),
+        }
+    }
+
+    /// The bounds after a newer measurement. If they contradict each other, a clock was set, and the newer ones hold.
+    pub(super) fn narrowed_by(self, newer: Self) -> Self {
+        let (min, max) = (self.min.max(newer.min), self.max.min(newer.max));
+        if min <= max { Self { min, max } } else { newer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_as_narrow_as_the_fastest_exchange_until_a_clock_is_set() {
+        let offset = |min, max| ClockOffset { min, max };
+        let slow = ClockOffset::measured(1_000, 900, 9_000);
+        assert_eq!(slow, offset(100, 8_100));
+        let fast = ClockOffset::measured(20_000, 19_500, 20_600);
+        assert_eq!(slow.narrowed_by(fast), offset(500, 1_100));
+        assert_eq!(fast.narrowed_by(slow), offset(500, 1_100));
+        let set_ahead = ClockOffset::measured(30_000, 90_000, 30_100);
+        assert_eq!(set_ahead, offset(-60_000, -59_900));
+        assert_eq!(fast.narrowed_by(set_ahead), set_ahead);
+        assert_eq!(fast.after_arrival(2_000), fast);
+        assert_eq!(fast.after_arrival(700), offset(500, 700));
+        assert_eq!(fast.after_arrival(-60_000), offset(-1_060_000, -60_000));
+    }
+}
