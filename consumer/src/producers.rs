@@ -14,7 +14,6 @@
 mod clock_offset;
 mod completeness;
 mod producer;
-mod skew;
 mod table;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -27,7 +26,6 @@ use self::table::{AddressKey, Table};
 pub use self::{
     clock_offset::ClockOffset,
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
-    skew::Arrival,
     table::{Address, CLOCK_AHEAD_MICROS_MAX, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
 use crate::{batch::Cursor, clock::extrapolate};
@@ -180,7 +178,9 @@ impl Producers {
 
     /// A snapshot.
     pub fn snapshot(&self) -> Snapshot {
-        self.0.table.lock().snapshot(Instant::now())
+        // The skew refers to the present time of this host.
+        let set_ahead = unix_micros().wrapping_sub(self.steady_micros());
+        self.0.table.lock().snapshot(set_ahead.cast_signed())
     }
 
     async fn wait_streams(&self, producer: &str, is_reached: fn(usize) -> bool) {
@@ -231,13 +231,12 @@ impl Drop for AddressGuard {
 }
 
 impl StreamGuard {
-    /// Records pushed items, and the arrival of cookies. Must be called after the push: a stream that starts in between then
+    /// Records pushed items, and the time of a chunk in microseconds since the Unix epoch. Must be called after the push: a stream that starts in between then
     /// receives items again instead of missing them.
-    pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> AdvanceResult {
+    pub fn advance(&mut self, cursor: &Cursor, accepted: Option<u64>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
-        let now = Instant::now();
         let mut table = self.producers.0.table.lock();
-        table.advance(cursor, arrival, had_advanced, now)
+        table.advance(cursor, accepted, had_advanced)
     }
 
     /// Records that all cookies that the producer accepted up to `unix_micros` were received.

@@ -39,7 +39,7 @@ use crate::{
     config::ProducerUrl,
     deletions::Deletions,
     metrics,
-    producers::{AddressGuard, AdvanceResult, Arrival, Producers, StreamGuard, StreamStart},
+    producers::{AddressGuard, AdvanceResult, Producers, StreamGuard, StreamStart},
     ttl::Ttls,
 };
 use buffer::{BufferWriter, Item};
@@ -307,20 +307,17 @@ impl Subscription {
         guard: &mut StreamGuard,
     ) -> Result<(), StreamEnd> {
         let violation = |violation| self.violation(violation);
-        let mut arrival = None;
+        let mut accepted = None;
         let item = match received {
             StreamMessage::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
-                let chunk_arrival = Arrival {
-                    accepted_unix_micros: header.accepted_unix_micros,
-                    received_unix_micros: unix_micros(),
-                };
-                arrival = Some(chunk_arrival);
                 let producers = &self.context.producers;
                 producers.limit_clock(position.producer(), header.accepted_unix_micros);
+                accepted = Some(header.accepted_unix_micros);
+                let age = unix_micros().saturating_sub(header.accepted_unix_micros);
                 let received = &self.context.metrics.received_seconds;
-                received.observe(chunk_arrival.age(), header.count.into());
+                received.observe(Duration::from_micros(age), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
             StreamMessage::Event(Event::Gap(gap)) => {
@@ -379,7 +376,7 @@ impl Subscription {
             }
         };
         let cursor = position.cursor();
-        self.push(item, guard, &cursor, arrival).await
+        self.push(item, guard, &cursor, accepted).await
     }
 
     /// Handles the end of a draining producer. The sink logs when all its cookies are stored.
@@ -416,10 +413,10 @@ impl Subscription {
         item: Item,
         guard: &mut StreamGuard,
         cursor: &Cursor,
-        arrival: Option<Arrival>,
+        accepted: Option<u64>,
     ) -> Result<(), StreamEnd> {
         self.buffer.push(item).await?;
-        self.report_duplicate(guard.advance(cursor, arrival), &cursor.producer);
+        self.report_duplicate(guard.advance(cursor, accepted), &cursor.producer);
         Ok(())
     }
 

@@ -94,7 +94,7 @@ pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Minimum time from acceptance (producer's clock) to receipt (this host's clock) in the last one to two minutes.",
+    "Maximum by which this host's clock can be ahead of the producer's, measured by calls to the producer.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(

@@ -14,7 +14,7 @@ use crate::{
         Cursor,
         tests::{batch, chunk},
     },
-    producers::{Arrival, StreamGuard, StreamStart},
+    producers::{StreamGuard, StreamStart},
     store::embedded::EmbeddedStore,
     ttl::Ttls,
 };
@@ -68,11 +68,8 @@ impl Node {
 
     /// Receives all cookies up to a sequence number and a time.
     fn receive(&mut self, sequence: u64, accepted_unix_micros: u64) {
-        let arrival = Arrival {
-            accepted_unix_micros,
-            received_unix_micros: accepted_unix_micros,
-        };
-        self.stream.advance(&at(sequence), Some(arrival));
+        self.stream
+            .advance(&at(sequence), Some(accepted_unix_micros));
     }
 
     fn commit(&self, sequence: u64) {

@@ -1,12 +1,6 @@
 //! State of one producer: its received, durable and newest known positions. Does no I/O.
 
-use tokio::time::Instant;
-
-use super::{
-    clock_offset::ClockOffset,
-    completeness::Completeness,
-    skew::{Arrival, Skew},
-};
+use super::{clock_offset::ClockOffset, completeness::Completeness};
 use crate::batch::Cursor;
 
 /// State of a producer.
@@ -19,7 +13,6 @@ pub(super) struct Producer {
     /// Durable epoch and sequence number.
     durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
-    skew: Skew,
     /// The difference of its clock, if measured since the start of this process.
     offset: Option<ClockOffset>,
     /// Completeness in the current epoch.
@@ -52,8 +45,7 @@ pub struct ProducerStatus {
     pub durable: Option<(u64, u64)>,
     /// Known cookies that are not durable here.
     pub lag_cookies: Option<u64>,
-    /// Upper bound of how far this host's clock is ahead of the producer's, in microseconds: the minimum time from acceptance
-    /// to receipt in the last one to two minutes.
+    /// Upper bound of how far this host's clock is ahead of the producer's, in microseconds.
     pub skew_micros: Option<i64>,
     /// Whether two producers with this id have open streams.
     pub has_duplicate: bool,
@@ -210,10 +202,9 @@ impl Producer {
         advanced
     }
 
-    /// Records the arrival of a chunk, after it advanced the position.
-    pub(super) fn record_arrival(&mut self, arrival: Arrival, now: Instant) {
-        self.completeness.receive(arrival.accepted_unix_micros);
-        self.skew.record(arrival, now);
+    /// Records that all cookies accepted in the current epoch up to a time were received.
+    pub(super) fn receive(&mut self, unix_micros: u64) {
+        self.completeness.receive(unix_micros);
     }
 
     /// Records that this host's clock is ahead of the producer's by at most `max`.
@@ -248,13 +239,13 @@ impl Producer {
         std::mem::take(self).received
     }
 
-    pub(super) fn status(&self, has_address: bool, now: Instant) -> ProducerStatus {
+    pub(super) fn status(&self, has_address: bool, set_ahead: i64) -> ProducerStatus {
         ProducerStatus {
             has_address,
             streams: self.streams,
             durable: self.durable,
             lag_cookies: self.lag(),
-            skew_micros: self.skew.minimum(now),
+            skew_micros: self.offset.map(|it| it.max.saturating_add(set_ahead)),
             has_duplicate: self.has_duplicate,
         }
     }

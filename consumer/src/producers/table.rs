@@ -7,12 +7,10 @@ use std::{
 };
 
 use proto::limits::CURSORS_MAX;
-use tokio::time::Instant;
 
 use super::{
     clock_offset::ClockOffset,
     producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus},
-    skew::Arrival,
 };
 use crate::batch::Cursor;
 
@@ -170,20 +168,19 @@ impl Table {
         self.remove_unused();
     }
 
-    /// Advances a stream to `cursor`. `arrival` is set for cookies; `had_advanced` is true if the stream has advanced
+    /// Advances a stream to `cursor`. `accepted` is the time of a chunk; `had_advanced` is true if the stream has advanced
     /// before.
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
-        arrival: Option<Arrival>,
+        accepted: Option<u64>,
         had_advanced: bool,
-        now: Instant,
     ) -> AdvanceResult {
         let change = self.next_change();
         let producer = self.producer(&cursor.producer);
         let advanced = producer.advance(cursor, change, had_advanced);
-        if let Some(arrival) = arrival {
-            producer.record_arrival(arrival, now);
+        if let Some(accepted) = accepted {
+            producer.receive(accepted);
         }
         advanced
     }
@@ -285,7 +282,8 @@ impl Table {
         (connected.count(), self.addresses.len())
     }
 
-    pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
+    /// A snapshot. The clock of this host was set ahead by `set_ahead` microseconds since the start.
+    pub(super) fn snapshot(&self, set_ahead: i64) -> Snapshot {
         let with_address = self.with_address();
         let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
             producer.is_durable() && !with_address.contains(&***id)
@@ -296,7 +294,7 @@ impl Table {
             .iter()
             .filter_map(|id| self.producers.get_key_value(id));
         let producers = included.chain(others).map(|(id, producer)| {
-            let status = producer.status(with_address.contains(&**id), now);
+            let status = producer.status(with_address.contains(&**id), set_ahead);
             (Arc::clone(id), status)
         });
         Snapshot {

@@ -5,11 +5,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use super::*;
 use crate::{
     batch::Cursor,
-    producers::{AddressGuard, Arrival, StreamGuard, StreamStart},
+    producers::{AddressGuard, StreamGuard, StreamStart},
 };
-
-/// When chunks were accepted, in microseconds since the Unix epoch.
-const ACCEPTED: u64 = 1_700_000_000_000_000;
 
 fn cursor(producer: &str, sequence: u64) -> Cursor {
     Cursor {
@@ -101,31 +98,16 @@ fn number_of_series_is_bounded_and_connected_producers_stay() {
     assert_eq!(values(&producers, consumer::PRODUCER_CONNECTED).len(), 1);
 }
 
-#[track_caller]
-fn check_skew(received: &[u64], expected: f64) {
+#[test]
+fn skew_is_the_maximum_difference_and_negative_when_the_producers_clock_is_ahead() {
     let producers = Producers::default();
-    let (_address, mut stream) = open(&producers, "p", 1);
-    for &received_unix_micros in received {
-        let arrival = Arrival {
-            accepted_unix_micros: ACCEPTED,
-            received_unix_micros,
-        };
-        stream.advance(&cursor("p", 1), Some(arrival));
-    }
-    check(&producers, consumer::CLOCK_SKEW, &[("p", expected)]);
-}
-
-#[test]
-fn skew_is_negative_when_the_producers_clock_is_ahead() {
-    check_skew(&[ACCEPTED - 3_000_000], -3.0);
-    check_skew(&[ACCEPTED + 20_000], 0.02);
-}
-
-#[test]
-fn skew_is_the_minimum_because_delays_only_increase_it() {
-    check_skew(
-        &[ACCEPTED + 900_000, ACCEPTED + 15_000, ACCEPTED + 40_000],
-        0.015,
-    );
-    check_skew(&[0], -1.7e9);
+    let (_address, _stream) = open(&producers, "p", 1);
+    check(&producers, consumer::CLOCK_SKEW, &[]);
+    let skew = || values(&producers, consumer::CLOCK_SKEW)["p"];
+    let now = producers.steady_micros();
+    producers.measure_clock("p", now, now);
+    assert!((0.0..60.0).contains(&skew()), "{}", skew());
+    // The chunk shows that the clock was set ahead.
+    producers.limit_clock("p", now + 90_000_000);
+    assert!((-90.0..-30.0).contains(&skew()), "{}", skew());
 }

@@ -13,10 +13,9 @@ fn cursor(producer: &str, epoch: u64, sequence: u64) -> Cursor {
     }
 }
 
-/// A table with a fixed time.
+/// A table.
 struct Setup {
     table: Table,
-    now: Instant,
     ports: u16,
 }
 
@@ -24,11 +23,7 @@ impl Setup {
     fn new(stored: Vec<Cursor>) -> Self {
         let mut table = Table::default();
         table.load(stored);
-        Self {
-            table,
-            now: Instant::now(),
-            ports: 0,
-        }
+        Self { table, ports: 0 }
     }
 
     fn register(&mut self, origin: &str) -> AddressKey {
@@ -59,7 +54,7 @@ impl Setup {
     }
 
     fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> AdvanceResult {
-        self.table.advance(cursor, None, had_advanced, self.now)
+        self.table.advance(cursor, None, had_advanced)
     }
 
     fn close(&mut self, key: AddressKey, id: &str) {
@@ -67,7 +62,7 @@ impl Setup {
     }
 
     fn status(&self, id: &str) -> Option<ProducerStatus> {
-        self.table.snapshot(self.now).producers.get(id).cloned()
+        self.table.snapshot(0).producers.get(id).cloned()
     }
 
     fn lag(&self) -> Option<u64> {
@@ -221,7 +216,7 @@ fn producer_is_kept_while_it_has_an_address_or_a_cursor() {
     assert_eq!(it.status("p"), None);
     it.close(other, "next");
     it.table.unregister(other);
-    assert_eq!(it.table.snapshot(it.now), Snapshot::default());
+    assert_eq!(it.table.snapshot(0), Snapshot::default());
 }
 
 #[test]
@@ -229,17 +224,17 @@ fn address_keeps_the_producer_of_its_last_stream() {
     let mut it = Setup::new(Vec::new());
     let key = it.register(HERE);
     it.table.set_error(key, "Connection refused");
-    let address = |it: &Setup| it.table.snapshot(it.now).addresses[&key.address].clone();
+    let address = |it: &Setup| it.table.snapshot(0).addresses[&key.address].clone();
     assert_eq!(address(&it).error.as_deref(), Some("Connection refused"));
     let at = cursor("p", 7, 41);
     it.open_at(key, &at, None);
     assert_eq!(it.table.connected_and_total(), (1, 1));
-    let arrival = Arrival {
-        accepted_unix_micros: 1_000_000,
-        received_unix_micros: 1_012_000,
+    let offset = ClockOffset {
+        min: 11_000,
+        max: 12_000,
     };
-    let (now, cookies) = (it.now, cursor("p", 7, 50));
-    it.table.advance(&cookies, Some(arrival), false, now);
+    it.table.measure("p", offset);
+    it.advance(&cursor("p", 7, 50), false);
     it.advance(&cursor("p", 7, 60), true);
     it.close(key, "p");
     let expected = Address {

@@ -399,7 +399,8 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
     // A consumer detects both without any cookie.
     let store = embedded(&dir.path().join("store"));
-    let mut consumer = Consumer::spawn(&dir, "node", &[&first, &second], &store, &[]).await?;
+    let urls = [&*first.grpc, &*second.grpc];
+    let mut consumer = Consumer::spawn(&dir, "node", &urls, &store, &[]).await?;
     consumer
         .wait_not_ready("two producers have the id p; give each its own --id")
         .await?;

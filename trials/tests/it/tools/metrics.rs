@@ -180,7 +180,7 @@ async fn consumer_exports_the_state_of_each_producer() -> Result<()> {
     let skew = of_one("consumer_clock_skew_seconds");
     ensure!(
         skew.is_some_and(|skew| skew > 0.0),
-        "both use one clock, so the skew is the delay: {skew:?}"
+        "both use one clock, so the skew is the duration of a call: {skew:?}"
     );
     drop(producer);
     wait_until(TIMEOUT, "the disconnect is counted", async || {

@@ -252,8 +252,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_clock_skew_seconds",
-        "It is 0.01 to 0.03 if the clocks agree, negative if the producer's clock is ahead, and much larger if that clock is behind \
-         or the stream is catching up.",
+        "It is at most the duration of a call if the clocks agree, negative if the producer's clock is ahead, and larger if that clock \
+         is behind.",
     ),
     (
         "consumer_expired_total",
