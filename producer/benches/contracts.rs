@@ -6,7 +6,8 @@ use std::num::NonZeroU16;
 use divan::{Bencher, black_box, counter::ItemsCount};
 use producer::edge::{
     contracts::file,
-    privacy::{Config, Outcome, Signals},
+    privacy::{Config, Outcome},
+    query::{Query, Scratch},
     redirect::Template,
 };
 use proto::wire::CookieRef;
@@ -61,7 +62,9 @@ fn redirect(bencher: Bencher<'_, '_>) {
                 buyer_uid: uid,
                 age_micros: 0,
             };
-            black_box(template.render(&cookie, &query, &mut output));
+            let mut scratch = Scratch::default();
+            let signals = Query::parse(&query, &mut scratch).signals;
+            black_box(template.render(&cookie, &signals, &mut output));
         }
     });
 }
@@ -102,7 +105,8 @@ fn privacy(bencher: Bencher<'_, '_>, signal: Signal) {
     };
     bencher.counter(ItemsCount::new(ITEMS)).bench_local(|| {
         for _ in 0..ITEMS {
-            let signals = Signals::new(black_box(&query), &[], &config);
+            let mut scratch = Scratch::default();
+            let signals = Query::parse(black_box(&query), &mut scratch).signals;
             assert_eq!(
                 config.decide(&signals, config.host_vendor),
                 Outcome::Allowed

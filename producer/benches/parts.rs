@@ -41,7 +41,8 @@ mod counted {
     use producer::{
         edge::{
             head,
-            request::{SCRATCH, StatedMatch},
+            query::{Query, Scratch},
+            request::StatedMatch,
         },
         inlet::Inlet,
         log::{AppendBatch, Delivery, Log, Reader},
@@ -56,11 +57,11 @@ mod counted {
             let (head, headers) = head::parse(input, &mut storage)
                 .expect("valid HTTP")
                 .expect("a complete head");
-            let mut scratch = SCRATCH;
+            let mut scratch = Scratch::default();
             let cookies = head::cookies(headers);
-            let stated = StatedMatch::parse(head.query).expect("valid parameters");
-            let decoded = stated.decode(cookies, false, &mut scratch);
-            black_box(decoded.expect("a valid cookie"));
+            let query = Query::parse(head.query, &mut scratch);
+            let stated = StatedMatch::parse(&query).expect("valid parameters");
+            black_box(stated.cookie(cookies, false).expect("a valid cookie"));
             input = &input[head.length..];
         }
     }

@@ -13,6 +13,7 @@ mod metrics;
 pub mod mint;
 pub mod opt_out;
 pub mod privacy;
+pub mod query;
 pub mod redirect;
 pub mod request;
 pub mod response;
@@ -39,7 +40,8 @@ use self::{
     mint::UidMode,
     opt_out::OptOut,
     privacy::Signals,
-    request::{Rejection, SCRATCH, StatedMatch},
+    query::{Query, Scratch},
+    request::{Rejection, StatedMatch},
     response::Outcome,
 };
 use crate::{
@@ -145,13 +147,16 @@ impl Edge {
         if read.batch.is_full() || read.tally.is_full() {
             self.append(read)?;
         }
+        let mut scratch = Scratch::default();
+        let query = Query::parse(head.query, &mut scratch);
         let stated = match read.known.contracts().filter(|_| is_set_uid) {
-            None => StatedMatch::parse(head.query)
-                .map_err(|rejection| (request::dsp_id(head.query), rejection)),
-            Some(contracts) => set_uid::parse(head.query, opt_out::has_cookie(headers), contracts),
+            None => {
+                StatedMatch::parse(&query).map_err(|rejection| (request::dsp_id(&query), rejection))
+            }
+            Some(contracts) => set_uid::parse(&query, opt_out::has_cookie(headers), contracts),
         };
         Ok(match stated {
-            Ok(stated) => self.handle_match(stated, head, headers, read),
+            Ok(stated) => self.handle_match(stated, &query, head, headers, read),
             Err((dsp_id, rejection)) => {
                 read.tally.rejected(dsp_id, rejection);
                 Outcome::Rejected(rejection, None)
@@ -163,18 +168,19 @@ impl Edge {
     fn handle_match(
         &self,
         stated: StatedMatch<'_>,
+        query: &Query<'_>,
         head: &Head<'_>,
         headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
         let contract = read.known.contract(dsp_id);
-        let mut scratch = SCRATCH;
-        let decoded = stated.decode(head::cookies(headers), self.uid.mints(), &mut scratch);
-        let (buyer_uid, cookie) = match decoded {
-            Ok(decoded) => decoded,
+        let found = stated.cookie(head::cookies(headers), self.uid.mints());
+        let (buyer_uid, cookie) = match found {
+            Ok(found) => found,
             Err(rejection) => {
-                let invalid = contract.map(|it| it.refusal_of_invalid(rejection, stated.buyer_uid));
+                let invalid =
+                    contract.map(|it| it.refusal_of_invalid(rejection, stated.buyer_uid.sent));
                 let rejection = invalid.unwrap_or(rejection);
                 read.tally.rejected(Some(dsp_id), rejection);
                 let answer = match (rejection, contract) {
@@ -203,7 +209,7 @@ impl Edge {
         if let (Some(contract), Some(gate)) = (contract, gate) {
             let signals = Signals {
                 opted_out,
-                ..Signals::new(head.query, headers, gate)
+                ..query.signals.with_headers(headers, gate)
             };
             let outcome = gate.decide(&signals, contract.vendor);
             self.metrics.privacy[outcome as usize].inc();
@@ -227,7 +233,7 @@ impl Edge {
             return Outcome::Rejected(Rejection::OptedOut, Some(answer));
         }
         let Some(cookie) = cookie else {
-            return self.mint(dsp_id, format, observed, head, headers, read);
+            return self.mint(stated, observed, query, head, headers, read);
         };
         for rejection in refusal.into_iter().chain(observed) {
             read.tally.would_refuse(dsp_id, rejection);
@@ -235,7 +241,7 @@ impl Edge {
         read.tally.accepted(dsp_id);
         read.batch.push(&cookie);
         let begin =
-            |it: &Contract| it.begin_answer(format, &cookie, head.query, headers, read.output);
+            |it: &Contract| it.begin_answer(format, &cookie, &query.signals, headers, read.output);
         let answer = contract.map(begin).or(format);
         Outcome::Accepted(answer.unwrap_or_default())
     }
@@ -244,16 +250,17 @@ impl Edge {
     #[cold]
     fn mint(
         &self,
-        dsp_id: u32,
-        format: Option<Answer>,
+        stated: StatedMatch<'_>,
         observed: Option<Rejection>,
+        query: &Query<'_>,
         head: &Head<'_>,
         headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Outcome {
+        let StatedMatch { dsp_id, format, .. } = stated;
         let contract = read.known.contract(dsp_id);
         let redirected = match observed {
-            None => self.uid.begin_redirect(head, read.output),
+            None => self.uid.begin_redirect(head, query, read.output),
             Some(_) => Err(Rejection::UserMissing),
         };
         let (rejection, answer) = match redirected {

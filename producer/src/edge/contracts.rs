@@ -233,7 +233,7 @@ impl Contract {
         &self,
         format: Option<Answer>,
         cookie: &CookieRef<'_>,
-        query: &str,
+        signals: &privacy::Signals<'_>,
         headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Answer {
@@ -244,7 +244,7 @@ impl Contract {
         let start = output.len();
         self.answer.begin(output);
         output.extend_from_slice(b"location: ");
-        if !template.render(cookie, query, output) {
+        if !template.render(cookie, signals, output) {
             output.truncate(start);
             return self.begin_answer_without_ids(format, headers, output);
         }

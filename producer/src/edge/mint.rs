@@ -4,14 +4,10 @@
 //! and redirects to the same request with a marker parameter. If the second request contains this cookie, the match is
 //! recorded. The marker prevents a further redirect.
 
-use super::{
-    answer::Answer,
-    head::Head,
-    request::{self, Rejection},
-};
+use super::{answer::Answer, head::Head, query::Query, request::Rejection};
 
 /// The parameter that marks the second request.
-const MARKER: &str = "cookiesync_bounce";
+pub(super) const MARKER: &str = "cookiesync_bounce";
 
 /// The characters of a user id, which has 128 random bits.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -46,9 +42,10 @@ impl UidMode {
     pub(super) fn begin_redirect(
         self,
         head: &Head<'_>,
+        query: &Query<'_>,
         output: &mut Vec<u8>,
     ) -> Result<(), Rejection> {
-        if request::parameter(head.query, MARKER).is_some() {
+        if query.is_redirected {
             return Err(Rejection::UserNotKept);
         }
         let mut random = [0; 16];

@@ -12,7 +12,7 @@
 //!   (`us_privacy`), and 7 to 27 (US states)
 //!
 //! All are bit fields in base64url. The gate reads only the bits that affect the decision, directly from the
-//! characters. An invalid character makes a string malformed only if its bits are read.
+//! characters. An invalid character makes a string malformed wherever it is.
 //!
 //! # Cost
 //!

@@ -5,7 +5,7 @@
 
 use proto::wire::CookieRef;
 
-use super::{privacy::Signals, request::percent_decoded};
+use super::privacy::Signals;
 
 /// Maximum length of a template.
 const TEMPLATE_BYTES_MAX: usize = 2_048;
@@ -28,16 +28,19 @@ enum Macro {
     Gpp,
     /// The query parameter `gpp_sid`.
     GppSid,
+    /// The query parameter `us_privacy`.
+    UsPrivacy,
 }
 
 /// The macros by name.
-const MACROS: [(&str, Macro); 6] = [
+const MACROS: [(&str, Macro); 7] = [
     ("UID", Macro::Uid),
     ("DSP_UID", Macro::DspUid),
     ("GDPR", Macro::Gdpr),
     ("GDPR_CONSENT", Macro::GdprConsent),
     ("GPP", Macro::Gpp),
     ("GPP_SID", Macro::GppSid),
+    ("US_PRIVACY", Macro::UsPrivacy),
 ];
 
 /// The compiled URL of a redirect.
@@ -96,24 +99,26 @@ impl Template {
 
     /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy check reads.
     /// Returns false if the URL is too long, or if a value consists of dots only and could thus change the path.
-    pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
+    pub fn render(
+        &self,
+        cookie: &CookieRef<'_>,
+        signals: &Signals<'_>,
+        output: &mut Vec<u8>,
+    ) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;
-        let signals = Signals::in_query(query);
         for (text, value) in &self.parts {
             output.extend_from_slice(text.as_bytes());
             let start = output.len();
-            let (value, is_encoded) = match value {
-                Macro::Uid => (cookie.user_id, false),
-                Macro::DspUid => (cookie.buyer_uid, false),
-                Macro::Gdpr => (signals.gdpr, true),
-                Macro::GdprConsent => (signals.gdpr_consent, true),
-                Macro::Gpp => (signals.gpp, true),
-                Macro::GppSid => (signals.gpp_sid, true),
+            let value = match value {
+                Macro::Uid => cookie.user_id,
+                Macro::DspUid => cookie.buyer_uid,
+                Macro::Gdpr => signals.gdpr,
+                Macro::GdprConsent => signals.gdpr_consent,
+                Macro::Gpp => signals.gpp,
+                Macro::GppSid => signals.gpp_sid,
+                Macro::UsPrivacy => signals.us_privacy,
             };
-            match is_encoded {
-                true => encode(percent_decoded(value.as_bytes()), length_max, output),
-                false => encode(value.bytes(), length_max, output),
-            }
+            encode(value, length_max, output);
             let value = &output[start..];
             let is_dots = !value.is_empty() && value.iter().all(|&byte| byte == b'.');
             if is_dots || output.len() > length_max {
@@ -126,9 +131,9 @@ impl Template {
 }
 
 /// Percent-encodes all but the unreserved characters of RFC 3986. Ends early if the output exceeds `length_max`.
-fn encode(bytes: impl Iterator<Item = u8>, length_max: usize, output: &mut Vec<u8>) {
+fn encode(value: &str, length_max: usize, output: &mut Vec<u8>) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    for byte in bytes {
+    for byte in value.bytes() {
         if output.len() > length_max {
             return;
         }
@@ -191,6 +196,7 @@ pub(super) fn check_host(host: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edge::query::{Query, Scratch};
 
     const COOKIE: CookieRef<'_> = CookieRef {
         user_id: "u/1",
@@ -201,20 +207,20 @@ mod tests {
 
     fn rendered(url: &str, query: &str) -> Option<String> {
         let mut output = b"before ".to_vec();
-        let is_short = Template::parse(url)
-            .unwrap()
-            .render(&COOKIE, query, &mut output);
+        let mut scratch = Scratch::default();
+        let signals = Query::parse(query, &mut scratch).signals;
+        let template = Template::parse(url).unwrap();
+        let is_short = template.render(&COOKIE, &signals, &mut output);
         let text = String::from_utf8(output).unwrap();
         is_short.then(|| text.strip_prefix("before ").unwrap().to_owned())
     }
 
     #[test]
     fn values_are_percent_encoded_once() {
-        let url = "https://Sync.example/{UID}/done?x={DSP_UID}&g={GDPR}&c={GDPR_CONSENT}&p={GPP}&s={GPP_SID}#{UID}";
-        let query =
-            "d=17&gdpr=1&gdpr_consent=CO%2Bx%zz%41.~&b=x&gpp=DBA~%0d%0AX:+y&gpp=2&xgpp_sid=9";
+        let url = "https://Sync.example/{UID}/done?x={DSP_UID}&g={GDPR}&c={GDPR_CONSENT}&p={GPP}&s={GPP_SID}&u={US_PRIVACY}#{UID}";
+        let query = "d=17&gdpr=1&gdpr_consent=CO%2Bx%zz%41.~&b=x&gpp=DBA~%0d%0AX:+y&gpp=2&xgpp_sid=9&us%5fprivacy=1YNN";
         let expected = "https://Sync.example/u%2F1/done?x=a%20b%26c%3D%C3%BC~&g=1&c=CO%2Bx%25zzA.~\
-                        &p=DBA~%0D%0AX%3A%2By&s=#u%2F1";
+                        &p=DBA~%0D%0AX%3A%2By&s=&u=1YNN#u%2F1";
         assert_eq!(rendered(url, query).unwrap(), expected);
         let url = "https://a.example:8443";
         assert_eq!(rendered(url, query).unwrap(), url);
@@ -244,7 +250,12 @@ mod tests {
         assert_eq!(rendered(url, &query(fits)).unwrap().len(), URL_BYTES_MAX);
         assert_eq!(rendered(url, &query(fits + 1)), None);
         let mut output = Vec::new();
-        let long = format!("gpp={0}&gdpr_consent={0}", "%00".repeat(5_000));
+        let long = "\0".repeat(5_000);
+        let long = Signals {
+            gdpr_consent: &long,
+            gpp: &long,
+            ..Signals::default()
+        };
         let template = Template::parse(url).unwrap();
         assert!(!template.render(&COOKIE, &long, &mut output));
         assert!(output.len() < URL_BYTES_MAX + 10, "{}", output.len());

@@ -1,7 +1,7 @@
 //! Parses the query and Cookie headers of a sync request into a cookie, or a rejection with a reason. Reasons name the
 //! parameters of `/sync`, even for `/setuid`.
 //!
-//! Does no I/O and allocates nothing: values are decoded into a [`Scratch`] of the caller.
+//! Does no I/O and allocates nothing.
 
 use proto::{
     ids::{self, InvalidId},
@@ -9,19 +9,13 @@ use proto::{
     wire::CookieRef,
 };
 
-use super::answer::Answer;
+use super::{
+    answer::Answer,
+    query::{Query, Undecodable, Value},
+};
 
 /// The name of the HTTP cookie with the user id.
 const USER_COOKIE: &[u8] = b"uid";
-
-/// Buffer for a percent-decoded buyer uid.
-pub type Scratch = [u8; BUYER_UID_BYTES_MAX];
-
-/// An empty buffer.
-pub const SCRATCH: Scratch = [0; BUYER_UID_BYTES_MAX];
-
-/// Maximum number of digits, including leading zeros; 4294967295 has ten.
-const DSP_ID_DIGITS_MAX: usize = 32;
 
 macro_rules! rejections {
     ($($(#[doc = $doc:literal])+ $name:ident, $label:literal, $reason:literal;)+) => {
@@ -109,21 +103,24 @@ rejections! {
 pub struct StatedMatch<'a> {
     /// The DSP id.
     pub dsp_id: u32,
-    /// The buyer uid, percent-encoded.
-    pub buyer_uid: &'a str,
+    /// The buyer uid.
+    pub buyer_uid: Value<'a>,
     /// Replaces the answer of the contract, if set.
     pub format: Option<Answer>,
 }
 
 impl<'a> StatedMatch<'a> {
-    /// Parses `d` and finds `b`, in any order among other parameters.
+    /// Parses `d`, and requires `b`.
     ///
     /// # Errors
     /// The first [`Rejection`] found.
-    pub fn parse(query: &'a str) -> Result<Self, Rejection> {
-        let (dsp_id, buyer_uid) = query_parameters(query)?;
+    pub fn parse(query: &Query<'a>) -> Result<Self, Rejection> {
+        let dsp_id = query.dsp_id;
+        let dsp_id = dsp_id.value(Rejection::DspMissing, Rejection::DspRepeated)?;
+        let buyer_uid = query.buyer_uid;
+        let buyer_uid = buyer_uid.value(Rejection::BuyerMissing, Rejection::BuyerRepeated)?;
         Ok(Self {
-            dsp_id: parse_dsp_id(dsp_id)?,
+            dsp_id: parse_dsp_id(dsp_id.text)?,
             buyer_uid,
             format: None,
         })
@@ -134,16 +131,15 @@ impl<'a> StatedMatch<'a> {
     ///
     /// # Errors
     /// The first [`Rejection`] found, the buyer uid's before the user id's.
-    pub fn decode<'s>(
+    pub fn cookie<'s>(
         self,
         cookie_headers: impl Iterator<Item = &'s [u8]>,
         mints: bool,
-        scratch: &'s mut Scratch,
-    ) -> Result<(&'s str, Option<CookieRef<'s>>), Rejection>
+    ) -> Result<(&'a str, Option<CookieRef<'s>>), Rejection>
     where
         'a: 's,
     {
-        let buyer_uid = parse_buyer_uid(self.buyer_uid, scratch)?;
+        let buyer_uid = parse_buyer_uid(self.buyer_uid)?;
         let user_id = match parse_user_id(cookie_headers) {
             Err(Rejection::UserMissing | Rejection::UserEmpty) if mints => None,
             user_id => Some(user_id?),
@@ -159,58 +155,14 @@ impl<'a> StatedMatch<'a> {
 }
 
 /// The DSP of a query that was rejected for another reason; `None` if it is invalid or repeated.
-pub fn dsp_id(query: &str) -> Option<u32> {
-    let mut values = query
-        .split('&')
-        .filter_map(|parameter| parameter.strip_prefix("d="));
-    let encoded = values.next()?;
-    match values.next() {
-        None => parse_dsp_id(encoded).ok(),
-        Some(_) => None,
-    }
+pub fn dsp_id(query: &Query<'_>) -> Option<u32> {
+    let value = query.dsp_id.value((), ()).ok()?;
+    parse_dsp_id(value.text).ok()
 }
 
-/// The first value of a parameter of a query, as sent.
-pub(super) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let mut parameters = query.split('&');
-    parameters.find_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='))
-}
-
-fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
-    let (mut dsp_id, mut buyer_uid) = (None, None);
-    let mut rest = query;
-    loop {
-        let end = memchr::memchr(b'&', rest.as_bytes());
-        let parameter = &rest[..end.unwrap_or(rest.len())];
-        let slot = match parameter.as_bytes() {
-            [b'd', b'=', ..] => Some((&mut dsp_id, Rejection::DspRepeated)),
-            [b'b', b'=', ..] => Some((&mut buyer_uid, Rejection::BuyerRepeated)),
-            _ => None,
-        };
-        if let Some((slot, repeated)) = slot
-            && slot.replace(&parameter["d=".len()..]).is_some()
-        {
-            return Err(repeated);
-        }
-        match end {
-            Some(end) => rest = &rest[end + 1..],
-            None => break,
-        }
-    }
-    let dsp_id = dsp_id.ok_or(Rejection::DspMissing)?;
-    let buyer_uid = buyer_uid.ok_or(Rejection::BuyerMissing)?;
-    Ok((dsp_id, buyer_uid))
-}
-
-fn parse_dsp_id(encoded: &str) -> Result<u32, Rejection> {
-    let mut scratch = [0; DSP_ID_DIGITS_MAX];
-    let digits = match percent_decode(encoded, &mut scratch) {
-        Decoded::Unchanged => encoded.as_bytes(),
-        Decoded::Bytes(bytes) => bytes,
-        Decoded::Malformed | Decoded::TooLong => return Err(Rejection::DspInvalid),
-    };
+fn parse_dsp_id(digits: &str) -> Result<u32, Rejection> {
     let mut dsp_id: u32 = 0;
-    for &digit in digits {
+    for digit in digits.bytes() {
         if !digit.is_ascii_digit() {
             return Err(Rejection::DspInvalid);
         }
@@ -226,15 +178,14 @@ fn parse_dsp_id(encoded: &str) -> Result<u32, Rejection> {
     Ok(dsp_id)
 }
 
-fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a str, Rejection> {
-    let buyer_uid = match percent_decode(encoded, scratch) {
-        Decoded::Unchanged => encoded,
-        Decoded::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| Rejection::BuyerNotUtf8)?,
-        Decoded::Malformed => return Err(Rejection::BuyerEncoding),
-        Decoded::TooLong => return Err(Rejection::BuyerTooLong),
-    };
-    match ids::check_buyer_uid(buyer_uid, BUYER_UID_BYTES_MAX) {
-        Ok(()) => Ok(buyer_uid),
+fn parse_buyer_uid(value: Value<'_>) -> Result<&str, Rejection> {
+    match value.undecodable {
+        None => {}
+        Some(Undecodable::Escape) => return Err(Rejection::BuyerEncoding),
+        Some(Undecodable::NotUtf8) => return Err(Rejection::BuyerNotUtf8),
+    }
+    match ids::check_buyer_uid(value.text, BUYER_UID_BYTES_MAX) {
+        Ok(()) => Ok(value.text),
         Err(InvalidId::Empty) => Err(Rejection::BuyerEmpty),
         Err(InvalidId::TooLong) => Err(Rejection::BuyerTooLong),
         Err(InvalidId::Character) => Err(Rejection::BuyerControl),
@@ -260,82 +211,18 @@ fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str,
     })
 }
 
-enum Decoded<'a> {
-    /// Contains no percent sign.
-    Unchanged,
-    /// The decoded bytes.
-    Bytes(&'a [u8]),
-    /// A percent sign is not followed by two hexadecimal digits.
-    Malformed,
-    /// The decoded value does not fit the scratch buffer.
-    TooLong,
-}
-
-/// Decodes into `scratch`. A plus sign is not decoded.
-///
-/// Stricter than [the URL standard](https://url.spec.whatwg.org/#percent-decode), which keeps malformed escapes: an id with
-/// one would match no user.
-fn percent_decode<'a>(encoded: &str, scratch: &'a mut [u8]) -> Decoded<'a> {
-    if memchr::memchr(b'%', encoded.as_bytes()).is_none() {
-        return Decoded::Unchanged;
-    }
-    let mut length = 0;
-    let mut bytes = encoded.bytes();
-    while let Some(byte) = bytes.next() {
-        let decoded = if byte == b'%' {
-            let high = bytes.next().and_then(hex_digit);
-            let low = bytes.next().and_then(hex_digit);
-            match high.zip(low) {
-                Some((high, low)) => high << 4 | low,
-                None => return Decoded::Malformed,
-            }
-        } else {
-            byte
-        };
-        let Some(target) = scratch.get_mut(length) else {
-            return Decoded::TooLong;
-        };
-        *target = decoded;
-        length += 1;
-    }
-    Decoded::Bytes(&scratch[..length])
-}
-
-fn hex_digit(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
-    }
-}
-
-/// The bytes of a percent-encoded text. Malformed escapes are kept.
-pub(super) fn percent_decoded(encoded: &[u8]) -> impl Iterator<Item = u8> {
-    let mut rest = encoded;
-    std::iter::from_fn(move || {
-        let escaped = match rest {
-            [b'%', high, low, ..] => hex_digit(*high).zip(hex_digit(*low)),
-            _ => None,
-        };
-        let first = *rest.first()?;
-        let (byte, length) = escaped.map_or((first, 1), |(high, low)| (high << 4 | low, 3));
-        rest = &rest[length..];
-        Some(byte)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edge::query::Scratch;
 
     #[track_caller]
     fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
-        let mut scratch = SCRATCH;
+        let mut scratch = Scratch::default();
         let headers = cookies.iter().map(|header| header.as_bytes());
-        let stated = StatedMatch::parse(query);
-        let decoded = stated.and_then(|stated| stated.decode(headers, false, &mut scratch));
-        let parsed = decoded.map(|(buyer_uid, cookie)| {
+        let stated = StatedMatch::parse(&Query::parse(query, &mut scratch));
+        let found = stated.and_then(|stated| stated.cookie(headers, false));
+        let parsed = found.map(|(buyer_uid, cookie)| {
             let cookie = cookie.unwrap();
             assert_eq!(cookie.buyer_uid, buyer_uid);
             (cookie.user_id, cookie.dsp_id, buyer_uid)

@@ -8,7 +8,8 @@ use super::{
     answer::Answer,
     contracts::Contracts,
     privacy::{Outcome, Signals},
-    request::{self, Rejection, StatedMatch},
+    query::{Query, Value},
+    request::{Rejection, StatedMatch},
 };
 
 /// The path of these requests.
@@ -19,32 +20,28 @@ pub(super) const PATH: &str = "/setuid";
 /// # Errors
 /// The DSP if it is known, and the first rejection.
 pub fn parse<'a>(
-    query: &'a str,
+    query: &Query<'a>,
     opted_out: bool,
     contracts: &Contracts,
 ) -> Result<StatedMatch<'a>, (Option<u32>, Rejection)> {
-    let parameter = |name| request::parameter(query, name).unwrap_or_default();
-    let bidder = request::percent_decoded(parameter("bidder").as_bytes());
-    let bidder = String::from_utf8(bidder.collect());
-    let dsp_id = bidder
-        .ok()
-        .and_then(|name| contracts.by_name.get(&name.to_lowercase()).copied());
+    let bidder = query.bidder.map_or("", |it| it.text).to_lowercase();
+    let dsp_id = contracts.by_name.get(&bidder).copied();
     if opted_out {
         return Err((dsp_id, Rejection::OptedOut));
     }
     let known = dsp_id.ok_or((None, Rejection::DspUnknown))?;
-    let format = match parameter("f") {
+    let format = match query.format.map_or("", |it| it.text) {
         "" => Answer::Empty,
         "b" | "B" => Answer::Html,
         "i" | "I" => Answer::Png,
         _ => return Err((dsp_id, Rejection::FormatInvalid)),
     };
-    if contracts.privacy().is_none() && !Signals::in_query(query).are_complete() {
+    if contracts.privacy().is_none() && !query.signals.are_complete() {
         return Err((dsp_id, Rejection::SignalsInvalid));
     }
     Ok(StatedMatch {
         dsp_id: known,
-        buyer_uid: parameter("uid"),
+        buyer_uid: query.uid.unwrap_or(Value::plain("")),
         format: Some(format),
     })
 }

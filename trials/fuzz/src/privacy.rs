@@ -2,10 +2,13 @@
 
 use std::num::NonZeroU16;
 
-use producer::edge::privacy::{Action, Config, Outcome, Signals};
+use producer::edge::{
+    privacy::{Action, Config, Outcome, Signals},
+    query::{Query, Scratch},
+};
 
-/// Checks the signals in a query. Ignoring malformed signals must not change another outcome, and a consent string must mean
-/// the same inside and outside a GPP string.
+/// Checks the signals in a query. Ignoring malformed signals must not change another outcome. A query must mean the same if its
+/// characters are escaped, and a consent string the same inside and outside a GPP string.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -22,7 +25,8 @@ pub fn privacy(bytes: &[u8]) {
         ..config.clone()
     };
     let dsp = NonZeroU16::new(21);
-    let signals = Signals::new(query, &[], &config);
+    let mut scratch = Scratch::default();
+    let signals = Query::parse(query, &mut scratch).signals;
     let outcome = config.decide(&signals, dsp);
     let tolerated = tolerant.decide(&signals, dsp);
     assert_ne!(tolerated, Outcome::Malformed);
@@ -30,12 +34,25 @@ pub fn privacy(bytes: &[u8]) {
         assert_eq!(tolerated, outcome);
     }
 
-    let escaped = signals.gpp.replace('~', "%7e");
-    let with_escapes = Signals {
-        gpp: &escaped,
-        ..signals
+    let escape = |at: usize, character: char| match character {
+        '%' | '&' | '=' => character.to_string(),
+        // Not a character of an escape.
+        _ if query[..at].ends_with('%') || query[..at].chars().rev().nth(1) == Some('%') => {
+            character.to_string()
+        }
+        _ => character
+            .to_string()
+            .bytes()
+            .map(|byte| format!("%{byte:02x}"))
+            .collect(),
     };
-    assert_eq!(config.decide(&with_escapes, dsp), outcome);
+    let escaped: String = query
+        .char_indices()
+        .map(|(at, it)| escape(at, it))
+        .collect();
+    let mut scratch = Scratch::default();
+    let escaped = Query::parse(&escaped, &mut scratch).signals;
+    assert_eq!(config.decide(&escaped, dsp), outcome);
 
     let consent = signals.gdpr_consent;
     if !consent.is_empty() && !consent.contains(['~', '%']) {

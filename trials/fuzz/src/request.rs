@@ -7,8 +7,10 @@ use futures_util::FutureExt as _;
 use producer::edge::{
     contracts::{Contracts, file},
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
+    privacy::Signals,
+    query::{Query, Scratch},
     redirect::Template,
-    request::{Rejection, SCRATCH, StatedMatch},
+    request::{Rejection, StatedMatch},
     set_uid,
 };
 use proto::{
@@ -35,13 +37,15 @@ pub fn request(bytes: &[u8]) {
         assert!(head.length > 0 && head.length <= HEAD_BYTES_MAX);
         assert!(!head.path.contains('?'), "the path contains a query");
         let cookies: Vec<_> = head::cookies(lines).collect();
-        check(head.query, &cookies, StatedMatch::parse(head.query));
-        let stated = set_uid::parse(head.query, false, &CONTRACTS);
+        let mut scratch = Scratch::default();
+        let query = Query::parse(head.query, &mut scratch);
+        check(&query, &cookies, StatedMatch::parse(&query));
+        let stated = set_uid::parse(&query, false, &CONTRACTS);
         if let Ok(stated) = stated {
             assert!(stated.dsp_id == 17 && stated.format.is_some());
         }
         let stated = stated.map_err(|(_, rejection)| rejection);
-        check(head.query, &cookies, stated);
+        check(&query, &cookies, stated);
         rest = &rest[head.length..];
     }
 }
@@ -67,14 +71,13 @@ fn check_proxy_header(bytes: &[u8]) {
 static CONTRACTS: LazyLock<Contracts> =
     LazyLock::new(|| file::parse("[dsp.17]\nname = 'some DSP'").expect("valid contracts"));
 
-fn check(query: &str, cookie_headers: &[&[u8]], stated: Result<StatedMatch<'_>, Rejection>) {
-    let mut scratch = SCRATCH;
+fn check(query: &Query<'_>, cookie_headers: &[&[u8]], stated: Result<StatedMatch<'_>, Rejection>) {
     let headers = cookie_headers.iter().copied();
-    match stated.and_then(|stated| stated.decode(headers, true, &mut scratch)) {
+    match stated.and_then(|stated| stated.cookie(headers, true)) {
         Ok((buyer_uid, Some(cookie))) => {
             assert_eq!(cookie.buyer_uid, buyer_uid);
             check_cookie(&cookie);
-            check_redirect(&cookie, query);
+            check_redirect(&cookie, &query.signals);
         }
         Ok((buyer_uid, None)) => assert!(!buyer_uid.is_empty()),
         Err(rejection) => assert!(rejection.reason().ends_with('\n')),
@@ -119,24 +122,24 @@ fn check_cookie(cookie: &CookieRef<'_>) {
         let flaw = hygiene::flaw(cookie.buyer_uid, &[]);
         assert_eq!(hygiene::flaw(&buyer_uid, &[]), flaw, "percent-encoded");
     }
-    let query = format!("x&b={buyer_uid}&d=000{}", cookie.dsp_id);
+    let query = format!("x&%62={buyer_uid}&d=000{}", cookie.dsp_id);
     let header = format!("a=b; uid={}", cookie.user_id);
-    let mut scratch = SCRATCH;
+    let mut scratch = Scratch::default();
     let headers = [&b"uidx"[..], header.as_bytes()];
-    let again = StatedMatch::parse(&query);
-    let again = again.and_then(|it| it.decode(headers.into_iter(), false, &mut scratch));
+    let again = StatedMatch::parse(&Query::parse(&query, &mut scratch));
+    let again = again.and_then(|it| it.cookie(headers.into_iter(), false));
     assert_eq!(again, Ok((cookie.buyer_uid, Some(*cookie))));
     check_chunk(cookie);
 }
 
 /// Checks that a redirect has the host of its template, and that its URL adds no header and no other parameter.
-fn check_redirect(cookie: &CookieRef<'_>, query: &str) {
+fn check_redirect(cookie: &CookieRef<'_>, signals: &Signals<'_>) {
     const BEGIN: &str = "https://sync.example/?u=";
     let template = Template::parse(&format!("{BEGIN}{{UID}}&x={{DSP_UID}}&g={{GPP}}"));
     let mut url = Vec::new();
     let is_short = template
         .expect("a valid URL")
-        .render(cookie, query, &mut url);
+        .render(cookie, signals, &mut url);
     let url = String::from_utf8(url).expect("percent-encoded values");
     let values = url.strip_prefix(BEGIN).expect("the host of the template");
     let is_value = |it: char| it.is_ascii_alphanumeric() || "-._~%&=".contains(it);

@@ -76,6 +76,21 @@ impl<'a> Bits<'a> {
     }
 }
 
+/// Checks that all characters of a text, also those that are not read, are base64url or one of the separators.
+///
+/// No early exit, so that it compiles to vector instructions.
+pub(super) fn check_characters(text: &str, separators: &[u8; 2]) -> Result<(), Malformed> {
+    let is_valid = |byte: u8| {
+        byte.is_ascii_alphanumeric()
+            | (byte == b'-')
+            | (byte == b'_')
+            | (byte == separators[0])
+            | (byte == separators[1])
+    };
+    let are_valid = text.bytes().fold(true, |all, byte| all & is_valid(byte));
+    are_valid.then_some(()).ok_or(Malformed)
+}
+
 /// Maximum number of segments that are read; the formats have up to four.
 const SEGMENTS_MAX: usize = 8;
 

@@ -1,8 +1,8 @@
 //! GPP strings: a header that lists section ids, and the sections in the order of the list.
 //!
-//! `DBACNY~CPXx…~1YNN` contains the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
+//! `DBACNY~CPXx…~1YNN` contains the sections 2 and 6. Unknown sections are skipped, but their characters are checked.
 
-use super::bits::{Bits, Malformed};
+use super::bits::{self, Bits, Malformed};
 
 /// The section of TCF consent in the EU.
 pub(super) const TCF_EU: usize = 2;
@@ -29,6 +29,7 @@ pub(super) struct Sections<'a> {
 
 impl<'a> Sections<'a> {
     pub(super) fn parse(text: &'a str) -> Result<Self, Malformed> {
+        bits::check_characters(text, b"~.")?;
         let mut parts = Parts {
             text,
             next: Some(0),
@@ -89,24 +90,12 @@ impl Parts<'_> {
     /// Start and end of the next part.
     fn next(&mut self) -> Result<(u16, u16), Malformed> {
         let start = self.next.take().ok_or(Malformed)?;
-        let rest = &self.text[start..];
-        let length = memchr::memchr2(b'~', b'%', rest.as_bytes());
-        let end = start + length.unwrap_or(rest.len());
-        if length.is_some() {
-            let separator = &self.text[end..];
-            let after = separator.strip_prefix('~');
-            let after = after.or_else(|| strip_escape(separator, *b"7E"));
-            self.next = Some(self.text.len() - after.ok_or(Malformed)?.len());
-        }
+        let length = memchr::memchr(b'~', &self.text.as_bytes()[start..]);
+        self.next = length.map(|length| start + length + 1);
+        let end = length.map_or(self.text.len(), |length| start + length);
         let offset = |at| u16::try_from(at).map_err(|_| Malformed);
         Ok((offset(start)?, offset(end)?))
     }
-}
-
-/// `text` after the percent sign and two digits at its start.
-fn strip_escape(text: &str, digits: [u8; 2]) -> Option<&str> {
-    let is_same = text.as_bytes().get(1..3)?.eq_ignore_ascii_case(&digits);
-    is_same.then(|| &text[3..])
 }
 
 /// Reads a number in Fibonacci coding: the bit for each Fibonacci number from 1 up, and a final 1.
@@ -144,16 +133,7 @@ impl SectionIds {
             return Err(Malformed);
         }
         let mut ids = Self::default();
-        let mut rest = text;
-        while !rest.is_empty() {
-            let end = memchr::memchr2(b',', b'%', rest.as_bytes()).unwrap_or(rest.len());
-            let (id, separator) = rest.split_at(end);
-            rest = match separator.strip_prefix(',') {
-                None if separator.is_empty() => "",
-                unescaped => unescaped
-                    .or_else(|| strip_escape(separator, *b"2C"))
-                    .ok_or(Malformed)?,
-            };
+        for id in text.split_terminator(',') {
             let id: i16 = id.parse().map_err(|_| Malformed)?;
             match id {
                 0 => continue,

@@ -25,46 +25,18 @@ pub struct Signals<'a> {
     pub us_privacy: &'a str,
 }
 
-impl<'a> Signals<'a> {
-    /// The signals in a query. Of a repeated parameter, the first value that is not empty counts.
-    pub fn in_query(query: &'a str) -> Self {
-        let mut signals = Self::default();
-        let mut start = 0;
-        for end in memchr::memchr_iter(b'&', query.as_bytes()).chain([query.len()]) {
-            let parameter = &query[start..end];
-            start = end + 1;
-            // Excludes most parameters by one comparison.
-            if !matches!(parameter.as_bytes(), [b'g' | b'u', ..]) {
-                continue;
-            }
-            let named = [
-                ("gdpr=", &mut signals.gdpr),
-                ("gdpr_consent=", &mut signals.gdpr_consent),
-                ("gpp=", &mut signals.gpp),
-                ("gpp_sid=", &mut signals.gpp_sid),
-                ("us_privacy=", &mut signals.us_privacy),
-            ];
-            for (name, signal) in named {
-                match parameter.strip_prefix(name) {
-                    Some(value) if signal.is_empty() => *signal = value,
-                    _ => {}
-                }
-            }
-        }
-        signals
-    }
-
-    /// The signals in a query and in headers, except the opt-out cookie.
-    pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
-        let mut signals = Self::in_query(query);
+impl Signals<'_> {
+    /// Adds the signals in headers.
+    #[must_use]
+    pub fn with_headers(mut self, headers: &[Header<'_>], config: &Config) -> Self {
         let country_header = config.country_header.as_deref().unwrap_or_default();
         for Header { name, value } in headers {
             if name.eq_ignore_ascii_case("sec-gpc") {
-                signals.gpc |= *value == b"1";
+                self.gpc |= *value == b"1";
             } else if name.eq_ignore_ascii_case(country_header) {
-                signals.country = Country::from_header(value);
+                self.country = Country::from_header(value);
             }
         }
-        signals
+        self
     }
 }

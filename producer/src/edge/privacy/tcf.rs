@@ -36,6 +36,7 @@ type Listed = [bool; 2];
 
 /// Judges a string for the vendor ids of the exchange and the DSP. The id of a party that is not a vendor is 0.
 pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Outcome, Malformed> {
+    bits::check_characters(text, b"..")?;
     let mut segments = bits::segments(text);
     let core = segments.next().ok_or(Malformed)?;
     core.bit(CORE_BITS_MIN - 1)?;

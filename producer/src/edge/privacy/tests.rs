@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::edge::query::{Query, Scratch};
 
 mod hostile;
 mod random_strings;
@@ -33,7 +34,9 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
             value: value.as_bytes(),
         })
         .collect();
-    config.decide(&Signals::new(query, &headers, config), dsp.try_into().ok())
+    let mut scratch = Scratch::default();
+    let signals = Query::parse(query, &mut scratch).signals;
+    config.decide(&signals.with_headers(&headers, config), dsp.try_into().ok())
 }
 
 /// The DSP is vendor 2, too.
@@ -124,6 +127,7 @@ fn other_versions_and_malformed_consent_are_distinguished() {
         "C",
         ".",
         "%43",
+        &CONSENT.replace('A', "%25"),
         &CONSENT[..40],
         &CONSENT.replace('P', "+"),
     ] {
@@ -132,15 +136,44 @@ fn other_versions_and_malformed_consent_are_distinguished() {
             Outcome::Malformed,
         );
     }
-    check(
-        &format!("gdpr=1&gdpr_consent={CONSENT}=="),
-        Outcome::Allowed,
-    );
-    // Without the count of restrictions.
-    check(
-        &format!("gdpr=1&gdpr_consent={}", &CONSENT[..42]),
-        Outcome::Allowed,
-    );
+    // Characters that are not read count, too.
+    for at in 0..=CONSENT.len() {
+        for invalid in ["=", "+", "%2F", "%20", "%00", "%ff", "%zz", "~", "%C3%BC"] {
+            let text = format!("{}{invalid}{}", &CONSENT[..at], &CONSENT[at..]);
+            check(&format!("gdpr=1&gdpr_consent={text}"), Outcome::Malformed);
+            check(&format!("gpp_sid=2&gpp=DBABMA~{text}"), Outcome::Malformed);
+        }
+    }
+}
+
+#[test]
+fn escapes_change_no_decision() {
+    for (query, expected) in [
+        (format!("gdpr=1&gdpr_consent={CONSENT}"), Outcome::Allowed),
+        (
+            format!("gdpr=1&gdpr_consent={NO_PURPOSE}"),
+            Outcome::ConsentPurpose,
+        ),
+        (
+            format!("gdpr=1&gdpr_consent={NO_VENDOR}"),
+            Outcome::ConsentVendorHost,
+        ),
+        (
+            format!("gpp_sid=2&gpp=DBABMA~{NO_VENDOR}"),
+            Outcome::ConsentVendorHost,
+        ),
+        ("us_privacy=1YYN".to_owned(), Outcome::UsOptOut),
+        ("gpp_sid=2".to_owned(), Outcome::ConsentMissing),
+        ("gdpr=1".to_owned(), Outcome::ConsentMissing),
+    ] {
+        check(&query, expected);
+        for (at, byte) in query.bytes().enumerate() {
+            if byte != b'=' && byte != b'&' {
+                let escaped = format!("{}%{byte:02X}{}", &query[..at], &query[at + 1..]);
+                check(&escaped, expected);
+            }
+        }
+    }
 }
 
 #[test]
@@ -447,10 +480,11 @@ fn the_first_reason_decides() {
             decide(&config, &query, &[("sec-gpc", "1")], 2),
             Outcome::Gpc
         );
+        let mut scratch = Scratch::default();
         let opted_out = Signals {
             opted_out: true,
             gpc: true,
-            ..Signals::new(&query, &[], &config)
+            ..Query::parse(&query, &mut scratch).signals
         };
         assert_eq!(config.decide(&opted_out, None), Outcome::OptedOut);
     }
