@@ -28,6 +28,9 @@ const DISCLOSURE_SINCE: u64 = 17_723_232_000;
 /// Type of the segment of disclosed vendors.
 const DISCLOSED: u64 = 1;
 
+/// Encoders fill their last byte, or the last four characters, with zeros.
+const PADDED_BITS: usize = 24;
+
 /// A restriction of purpose 1 (six bits) of type 0, "not allowed" (two bits).
 const PURPOSE_1_NOT_ALLOWED: u64 = 1 << 2;
 
@@ -83,14 +86,9 @@ fn is_treated(core: Bits<'_>, config: &Config) -> Result<bool, Malformed> {
     Ok(treated.any(|treated| treated.tcf_number() == country))
 }
 
+/// Reads the restrictions, whose count the format requires even if it is 0: without it, a string that was cut would look like
+/// one without restrictions.
 fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, Malformed> {
-    if at > core.len() {
-        return Err(Malformed);
-    }
-    // Some encoders omit the count if there are no restrictions.
-    if core.len() < at + 12 {
-        return Ok(false);
-    }
     let count = core.number(at, 12)?;
     let mut at = at + 12;
     for _ in 0..count {
@@ -106,7 +104,8 @@ fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, M
         }
         at = end;
     }
-    if at > core.len() {
+    let padding = core.len().checked_sub(at).ok_or(Malformed)?;
+    if padding >= PADDED_BITS || core.number(at, padding)? != 0 {
         return Err(Malformed);
     }
     Ok(false)

@@ -227,3 +227,64 @@ fn bit_fields_and_ranges_are_judged_by_the_sets_that_they_encode() {
         "{outcomes:?}"
     );
 }
+
+/// A string that only a restriction refuses, and the vendor id of its DSP; that of the exchange is 41.
+fn restricted(random: &mut Rng) -> (String, u16) {
+    let dsp = random.u16(1..=40);
+    let mut consent = Consent::random(random);
+    consent.purposes |= 1 << 23;
+    consent.consents.extend([dsp, 41]);
+    consent.disclosed = Some(consent.consents.clone());
+    let of_dsp = (1, 0, Vendors::from([dsp]));
+    let at = random.usize(..=consent.restrictions.len());
+    consent.restrictions.retain(|it| (it.0, it.1) != (1, 0));
+    let at = at.min(consent.restrictions.len());
+    consent.restrictions.insert(at, of_dsp);
+    assert_eq!(consent.expected(41, dsp), Outcome::ConsentRestricted);
+    (consent.text(random), dsp)
+}
+
+/// The decisions about this text, inside and outside of a GPP string.
+fn decisions(text: &str, dsp: u16) -> [Outcome; 2] {
+    let config = config(json!({ "host_vendor": 41 }));
+    let text: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    [
+        format!("gdpr=1&gdpr_consent={text}"),
+        format!("gpp_sid=2&gpp=DBABMA~{text}"),
+    ]
+    .map(|query| decide(&config, &query, &[], dsp))
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(200))]
+
+    #[test]
+    fn no_prefix_of_a_refused_string_is_allowed(seed: u64) {
+        let mut random = Rng::with_seed(seed);
+        let (text, dsp) = match random.bool() {
+            true => restricted(&mut random),
+            false => (Consent::random(&mut random).text(&mut random), random.u16(1..=41)),
+        };
+        if decisions(&text, dsp) != [Outcome::Allowed; 2] {
+            for end in 0..text.len() {
+                for outcome in decisions(&text[..end], dsp) {
+                    assert_ne!(outcome, Outcome::Allowed, "{} of {text}, {dsp}", &text[..end]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_string_with_a_character_outside_the_alphabet_is_allowed(seed: u64) {
+        let mut random = Rng::with_seed(seed);
+        let text = Consent::random(&mut random).text(&mut random);
+        for at in 0..text.len() {
+            let other = char::from(random.u8(..128));
+            if !other.is_ascii_alphanumeric() && !"-_.".contains(other) {
+                let text = format!("{}{other}{}", &text[..at], &text[at + 1..]);
+                let [alone, in_gpp] = decisions(&text, 41);
+                assert!(alone != Outcome::Allowed && in_gpp != Outcome::Allowed, "{text}");
+            }
+        }
+    }
+}
