@@ -80,7 +80,7 @@ def main():
     arguments.add_argument("--nodes", metavar="COUNT", type=int, required=True, help="number of nodes, all of which must confirm")
     arguments.add_argument("--wait", metavar="SECONDS", type=float, default=60, help="maximum time to wait for nodes (60)")
     args = arguments.parse_args()
-    users = list(dict.fromkeys(Path(args.file).read_text(encoding="utf-8").split()))
+    users = list(dict.fromkeys(Path(args.file).read_text(encoding="utf-8-sig").split()))
     api, archive, deadline = Api(args), Archive(args.receipts), time.monotonic() + args.wait
     threads = ThreadPoolExecutor(THREADS)
     try:

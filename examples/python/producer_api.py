@@ -22,7 +22,7 @@ class Failed(Exception):
 class Api:
     def __init__(self, args):
         self.url, self.retry_for = args.url.rstrip("/"), args.retry_for
-        authorities = Path(args.ca).read_text(encoding="ascii") if args.ca else None
+        authorities = Path(args.ca).read_text(encoding="utf-8-sig") if args.ca else None
         self.tls = ssl.create_default_context(cadata=authorities)
         token = os.environ.get("COOKIESYNC_TOKEN")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -57,7 +57,7 @@ def read(address, host, settings, handle):
     """Passes each cookie of one producer to `handle`, and reconnects until an error is permanent."""
     metadata = []
     if settings.token_file:
-        metadata.append(("authorization", f"Bearer {pathlib.Path(settings.token_file).read_text().split()[0]}"))
+        metadata.append(("authorization", f"Bearer {pathlib.Path(settings.token_file).read_text(encoding='utf-8-sig').split()[0]}"))
     min_delay, max_delay = DELAY_SECONDS
     delay = min_delay
     while True:

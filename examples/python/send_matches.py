@@ -53,7 +53,7 @@ def send(api, part):
     }
     summary = api.request("POST", "/v1/cookies", gzip.compress(body, mtime=0), headers)
     errors = [(part[error["row"] - 1][0], error["reason"]) for error in summary["errors"]]
-    more = summary["rejected"] + summary["dropped"] - len(errors)
+    more = summary["errors_omitted"] + summary["dropped"]
     if more:
         errors.append((f"{part[0][0]}-{part[-1][0]}", f"{more} more rejected rows, {summary['dropped']} above a limit of the DSP"))
     return summary["accepted"], errors
@@ -73,7 +73,8 @@ def main():
         rejected += 1
         print(f"{args.file}:{line}: {reason}", file=sys.stderr)
 
-    with sys.stdin if args.file == "-" else open(args.file, newline="", encoding="utf-8") as lines:
+    # The encoding skips a byte-order mark.
+    with open(0 if args.file == "-" else args.file, newline="", encoding="utf-8-sig") as lines:
         # Detects a rejected token here; during a large request, the producer would close the connection.
         api.request("POST", "/v1/cookies", b"", {"Content-Type": "application/x-ndjson"})
         for part in parts(rows(lines, reject), args.rows):

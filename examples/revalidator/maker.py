@@ -101,6 +101,7 @@ def make(nats, app):
     }
     nats.publish(JOBS + job, status, Nats_Expected_Last_Subject_Sequence=0)
     print(job, file=sys.stderr, flush=True)
+    sys.stdin.reconfigure(encoding="utf-8-sig")
     assets = [json.loads(line) for line in sys.stdin if line.strip()]
     batches = [assets[start : start + BATCH] for start in range(0, len(assets), BATCH)]
     for number, batch in enumerate(batches):

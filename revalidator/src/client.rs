@@ -1,11 +1,12 @@
 //! Common code of all HTTP clients: settings, URLs without credentials, and bounded responses.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Result, anyhow};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited};
 use reqwest::{Certificate, ClientBuilder, Response, redirect::Policy};
+use runtime::reload::NamedFile;
 use url::Url;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,12 +35,14 @@ pub fn trust(builder: ClientBuilder, ca_file: Option<&Path>) -> Result<ClientBui
     let Some(path) = ca_file else {
         return Ok(builder);
     };
-    let pem = fs::read(path).map_err(|error| error.to_string());
-    let found = pem.and_then(|pem| Certificate::from_pem_bundle(&pem).map_err(|it| it.to_string()));
-    match found {
+    let file = NamedFile {
+        flag: "ca_file",
+        path: path.to_owned(),
+    };
+    match Certificate::from_pem_bundle(&file.read()?) {
         Ok(found) if !found.is_empty() => Ok(builder.tls_certs_merge(found)),
-        Ok(_) => Err(format!("ca_file: no certificate in {}", path.display())),
-        Err(error) => Err(format!("ca_file: {}: {error}", path.display())),
+        Ok(_) => Err(file.error("contains no certificate")),
+        Err(error) => Err(file.error(error)),
     }
 }
 

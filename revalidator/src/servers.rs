@@ -1,11 +1,11 @@
 //! Calls to the operator's nodes or producers. A call succeeds if one of these servers responds successfully.
 
-use std::{fs, path::Path, path::PathBuf, time::Duration};
+use std::{path::Path, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow};
 use bytes::Bytes;
 use http::header;
-use runtime::token::Tokens;
+use runtime::{reload::NamedFile, token::Tokens};
 use serde::Deserialize;
 use url::Url;
 
@@ -40,9 +40,11 @@ pub struct Servers {
 /// # Errors
 /// When the file cannot be read or has no token. The error contains no part of a token.
 pub fn token(path: &Path) -> Result<String, String> {
-    let contents = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let tokens = Tokens::<()>::parse(&contents);
-    let tokens = tokens.map_err(|error| format!("{}: {error}", path.display()))?;
+    let file = NamedFile {
+        flag: "token_file",
+        path: path.to_owned(),
+    };
+    let tokens = Tokens::<()>::parse(&file.read()?).map_err(|error| file.error(error))?;
     Ok(tokens.first().to_owned())
 }
 

@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use runtime::reload::BYTE_ORDER_MARK;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
@@ -161,6 +162,9 @@ impl Lines {
             // Includes a line end of two bytes.
             let mut rest = (&mut self.reader).take(max as u64 + 2);
             let count = rest.read_until(b'\n', &mut self.line)?;
+            if self.position == 0 && self.line.starts_with(BYTE_ORDER_MARK) {
+                self.line.drain(..BYTE_ORDER_MARK.len());
+            }
             self.number += 1;
             self.position += count as u64;
             let length = self.line.trim_ascii().len();

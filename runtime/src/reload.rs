@@ -42,6 +42,9 @@ pub const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Time before its expiry at which a certificate is reported, in seconds.
 const EXPIRES_SOON_SECONDS: i64 = 7 * 24 * 3600;
 
+/// The byte-order mark that some editors write at the beginning of a UTF-8 file. It is not part of the content.
+pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// A file with the flag that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
@@ -63,11 +66,11 @@ impl NamedFile {
         format!("{}: {}: {what}", self.flag, self.path.display())
     }
 
-    /// Reads the contents.
+    /// Reads the contents, without a byte-order mark.
     ///
     /// # Errors
     /// A config error, if the file cannot be read.
-    pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
+    pub fn read(&self) -> Result<Vec<u8>, String> {
         let read = || {
             // Opening a pipe would block until a writer opens it.
             if !fs::metadata(&self.path)?.is_file() {
@@ -78,9 +81,12 @@ impl NamedFile {
             file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        let bytes = read().map_err(|error| self.error(error))?;
+        let mut bytes = read().map_err(|error| self.error(error))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(self.error("is larger than 4 MiB"));
+        }
+        if bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(bytes)
     }

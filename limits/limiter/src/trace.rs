@@ -49,6 +49,8 @@ impl Trace {
     pub fn parse(text: &str) -> Result<Self> {
         let mut trace = Self::default();
         let mut numbers = HashMap::with_hasher(RandomState::default());
+        // Some editors write a byte-order mark.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
             let line = line.trim();
             let is_header = index == 0 && line.starts_with("time");

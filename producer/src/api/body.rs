@@ -14,6 +14,7 @@ use axum::body::{Body, Bytes};
 use flate2::write::MultiGzDecoder;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
+use runtime::reload::BYTE_ORDER_MARK;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::problem::{INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
@@ -83,7 +84,7 @@ impl<'a> Rows<'a> {
         let encoding = encoding.map(|it| it.as_bytes().to_ascii_lowercase());
         let gzip = match encoding.as_deref() {
             None | Some(b"identity") => None,
-            Some(b"gzip") => Some(MultiGzDecoder::new(Vec::new())),
+            Some(b"gzip" | b"x-gzip") => Some(MultiGzDecoder::new(Vec::new())),
             Some(_) => {
                 let detail = "expected Content-Encoding: gzip or identity";
                 return Err(Problem::new(MEDIA_TYPE, detail));
@@ -181,7 +182,8 @@ impl<'a> Rows<'a> {
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Problem> {
         let Some(length) = memchr::memchr(b'\n', &self.output[self.handled..]) else {
             self.output.drain(..mem::take(&mut self.handled));
-            self.output.truncate(ROW_BYTES_MAX + 1);
+            self.output
+                .truncate(BYTE_ORDER_MARK.len() + ROW_BYTES_MAX + 1);
             return Ok(None);
         };
         if self.count == ROWS_MAX {
@@ -189,9 +191,12 @@ impl<'a> Rows<'a> {
             return Err(Problem::new(TOO_LARGE, detail));
         }
         self.count += 1;
-        let row = &self.output[self.handled..][..length];
+        let mut row = &self.output[self.handled..][..length];
         self.handled += length + 1;
-        Ok(Some(if length > ROW_BYTES_MAX {
+        if self.count == 1 {
+            row = row.strip_prefix(BYTE_ORDER_MARK).unwrap_or(row);
+        }
+        Ok(Some(if row.len() > ROW_BYTES_MAX {
             row
         } else {
             row.trim_ascii()
@@ -222,7 +227,7 @@ mod tests {
 
     /// The lengths of the nonempty rows up to the first error, and whether there was no error.
     async fn lengths(is_gzip: bool, body: &[u8], part: usize) -> (Vec<usize>, bool) {
-        let coding = if is_gzip { "GZip" } else { "Identity" };
+        let coding = if is_gzip { "X-GZip" } else { "Identity" };
         let mut headers = HeaderMap::new();
         let ndjson = "application/x-ndjson".parse().unwrap();
         headers.insert(header::CONTENT_TYPE, ndjson);
@@ -289,6 +294,30 @@ mod tests {
                     assert!(std::mem::take(too_long) > ROW_BYTES_MAX, "{part}");
                 }
                 assert_eq!(lengths, [2, 3, 0, 0, ROW_BYTES_MAX, 3], "{part}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn byte_order_mark_is_not_part_of_the_first_row() {
+        let full = "y".repeat(ROW_BYTES_MAX);
+        for (body, expected) in [
+            ("\u{feff}ab\n\u{feff}cd".to_owned(), vec![2, 5]),
+            ("\u{feff}\r\ncd".to_owned(), vec![2]),
+            (format!("\u{feff}{full}\ncd"), vec![ROW_BYTES_MAX, 2]),
+            (format!("\u{feff}{full}y\ncd"), vec![ROW_BYTES_MAX + 1, 2]),
+        ] {
+            for part in [1, 2, 1000, usize::MAX] {
+                for is_gzip in [false, true] {
+                    let body = match is_gzip {
+                        true => gzip(body.as_bytes()),
+                        false => body.clone().into_bytes(),
+                    };
+                    assert_eq!(
+                        lengths(is_gzip, &body, part).await,
+                        (expected.clone(), true)
+                    );
+                }
             }
         }
     }

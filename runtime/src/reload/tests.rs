@@ -42,7 +42,8 @@ fn valid_file_replaces_the_value_and_an_invalid_one_is_reported_once() {
         (reloader.check(), *reloader.current()),
         (ReloadEvent::Unchanged, 1)
     );
-    fs::write(&path, "2").unwrap();
+    // With a byte-order mark.
+    fs::write(&path, "\u{feff}2").unwrap();
     assert_eq!(
         (reloader.check(), *reloader.current()),
         (ReloadEvent::Replaced(()), 2)
