@@ -38,6 +38,7 @@ use runtime::{
     caller, http_server,
     listen::{self, Limits, Listener, Stage},
     metrics::Registry,
+    rate_limit::{HeaderFormat, Quota},
     reload::Reloader,
     tls::server::Handshakes,
     token,
@@ -246,7 +247,16 @@ impl Api {
             .charge(&demand, count, Instant::now(), wait_max);
         charged.map_err(|exceeded| {
             let what = ["requests", "rows"][rate];
-            let problem = Problem::new(TOO_MANY, format!("too many {what} for this token"));
+            let limits = self.inner.parts.limits;
+            let quota = Quota {
+                policy: what.to_owned(),
+                limit: [limits.api_requests_per_second, limits.api_rows_per_second][rate] as u64,
+                window: Duration::from_secs(1),
+                remaining: 0,
+                reset: exceeded.retry_after,
+            };
+            let mut problem = Problem::new(TOO_MANY, format!("too many {what} for this token"));
+            quota.write(HeaderFormat::Draft, &mut problem.headers);
             problem.retry_after(exceeded.retry_after.as_secs() + 1)
         })
     }

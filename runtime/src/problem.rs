@@ -1,6 +1,6 @@
 //! Problem details of HTTP APIs (RFC 9457), which explain why a request failed.
 
-use http::{Extensions, HeaderValue, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value};
 
 use crate::reply::{Reply, content};
@@ -57,8 +57,8 @@ pub struct Problem {
     pub detail: String,
     /// Retry-After in whole seconds.
     pub retry_after: Option<u64>,
-    /// Allowed methods.
-    pub allow: Option<&'static str>,
+    /// Further headers.
+    pub headers: HeaderMap,
     /// Further members of the body.
     pub members: Map<String, Value>,
     /// Data for the API, which the response does not contain.
@@ -72,7 +72,7 @@ impl Problem {
             kind,
             detail: detail.into(),
             retry_after: None,
-            allow: None,
+            headers: HeaderMap::new(),
             members: Map::new(),
             extensions: Extensions::new(),
         }
@@ -110,9 +110,7 @@ impl Problem {
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if let Some(methods) = self.allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(methods));
-        }
+        headers.extend(self.headers.clone());
         if status == StatusCode::UNAUTHORIZED {
             let bearer = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);

@@ -69,6 +69,8 @@ pub(super) struct Summary {
     rejected: u64,
     /// The first rejected rows.
     pub(super) errors: Vec<ErrorRow>,
+    /// Rejected rows that `errors` does not list.
+    pub(super) errors_omitted: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -206,6 +208,8 @@ impl<I: Intake> Bulk<'_, I> {
         if self.summary.errors.len() < ERRORS_MAX {
             let row = self.rows.count;
             self.summary.errors.push(ErrorRow { row, reason });
+        } else {
+            self.summary.errors_omitted += 1;
         }
     }
 

@@ -175,6 +175,7 @@ impl Intake for Deletions<'_> {
     async fn finish(self, summary: Summary) -> Result<(StatusCode, String), Problem> {
         let Some((first, count)) = self.first else {
             let problem = Problem::new(INVALID, "no row is a valid deletion");
+            let problem = problem.with("errors_omitted", summary.errors_omitted);
             return Err(problem.with("errors", json!(summary.errors)));
         };
         let mut last = in_log(first).await?;

@@ -251,8 +251,7 @@ async fn cookies_above_the_limit_of_their_dsp_are_not_accepted() {
     assert_eq!(status, StatusCode::MULTI_STATUS, "{summary}");
     let accepted = api.inner.parts.inlet.log().stats().appended;
     assert!(accepted < 20);
-    let expected =
-        json!({"accepted": accepted, "dropped": 20 - accepted, "rejected": 0, "errors": []});
+    let expected = json!({"accepted": accepted, "dropped": 20 - accepted, "rejected": 0, "errors": [], "errors_omitted": 0});
     assert_eq!(summary, expected);
 }
 
@@ -313,6 +312,16 @@ async fn rows_above_the_rate_of_a_token_wait_or_are_rejected() {
     let accepted = |problem: &Value| problem["accepted"].as_u64().unwrap();
     assert_eq!(accepted(&one) + accepted(&other), appended() - 11_000);
     assert!(appended() <= 1_000 * (began.elapsed().as_secs() + 2));
+    let request = Request::post("/v1/cookies").header("content-type", "application/x-ndjson");
+    let request = request.body(Body::from(rows(100_000))).unwrap();
+    let response = api.router().oneshot(request).await.unwrap();
+    let header = |name| response.headers()[name].to_str().unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header("ratelimit-policy"), "\"rows\";q=1000;w=1");
+    assert_eq!(
+        header("ratelimit"),
+        format!("\"rows\";r=0;t={}", header("retry-after"))
+    );
 }
 
 #[tokio::test]

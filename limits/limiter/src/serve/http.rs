@@ -136,13 +136,11 @@ fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
     if allowed.split(", ").any(|it| method == it) {
         return Ok(());
     }
-    Err(Problem {
-        allow: Some(allowed),
-        ..Problem::new(
-            problem::METHOD,
-            format!("{method} is not allowed here; use {allowed}"),
-        )
-    })
+    let detail = format!("{method} is not allowed here; use {allowed}");
+    let mut problem = Problem::new(problem::METHOD, detail);
+    let allowed = HeaderValue::from_static(allowed);
+    problem.headers.insert(header::ALLOW, allowed);
+    Err(problem)
 }
 
 #[cfg(test)]

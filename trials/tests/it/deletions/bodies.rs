@@ -175,6 +175,7 @@ async fn hostile_body_gets_its_problem_and_changes_nothing_more() -> Result<()> 
                 "100,000 invalid rows" => {
                     let errors = body["errors"].as_array().map(Vec::len);
                     ensure!(errors == Some(100) && body["rejected"] == 100_000, "{body}");
+                    ensure!(body["errors_omitted"] == 99_900, "{body}");
                 }
                 "endless line" | "deep JSON" | "invalid UTF-8" => {
                     let error = json!([{ "row": 1, "reason": "malformed" }]);
