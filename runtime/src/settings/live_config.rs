@@ -4,9 +4,10 @@
 //! changed settings, which need a restart. An invalid file changes nothing. Its errors are logged once, and at each SIGHUP.
 //! Until the file is corrected, a metric and `/readyz` report it.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, sync::Arc};
 
 use metric_defs::MetricDef;
+use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
@@ -44,10 +45,14 @@ struct ConfigChange {
 pub struct Metrics {
     reloads: IntCounterVec,
     rejected: IntGauge,
+    waiting: IntGauge,
+    /// The flags counted by `waiting`.
+    needs_restart: Arc<Mutex<Vec<String>>>,
 }
 
 impl Metrics {
-    /// Registers `<process>_config_reloads_total` by outcome, and `<process>_config_rejected`.
+    /// Registers `<process>_config_reloads_total` by outcome, `<process>_config_rejected`, and
+    /// `<process>_config_restart_settings`.
     ///
     /// # Errors
     /// If a name is already registered.
@@ -61,21 +66,34 @@ impl Metrics {
             "config_rejected",
             "1 while the newest configuration is rejected because it is invalid.",
         );
+        let waiting = MetricDef::gauge(
+            "config_restart_settings",
+            "Number of changed settings that take effect only after a restart.",
+        );
         let reloads: IntCounterVec = registry.add(reloads.by(&["outcome"]).of(process))?;
         let rejected = registry.add(rejected.of(process))?;
         for outcome in ["done", "needs_restart", FAILED] {
             reloads.with_label_values(&[outcome]);
         }
-        Ok(Self { reloads, rejected })
+        Ok(Self {
+            reloads,
+            rejected,
+            waiting: registry.add(waiting.of(process))?,
+            needs_restart: Arc::default(),
+        })
     }
 
-    /// Whether the newest settings are active, as a component that is always ready.
+    /// Whether the newest settings are active, and which need a restart, as a component that is always ready.
     pub fn component(&self) -> Component {
         let state = match self.rejected.get() {
             0 => "active",
             _ => "rejected; the previous settings stay active; see the log for the errors",
         };
-        Component::new("settings", Ok(state.to_owned()))
+        let state = match self.needs_restart.lock().join(" ") {
+            flags if flags.is_empty() => state.to_owned(),
+            flags => format!("{state}; a restart is needed to apply {flags}"),
+        };
+        Component::new("settings", Ok(state))
     }
 
     fn count(&self, outcome: &str) {
@@ -161,6 +179,12 @@ fn report(event: &ReloadEvent<ConfigChange>, metrics: &Metrics) {
     match event {
         ReloadEvent::Unchanged => {}
         ReloadEvent::Replaced(change) => {
+            let count = i64::try_from(change.needs_restart.len());
+            metrics.waiting.set(count.unwrap_or(i64::MAX));
+            metrics
+                .needs_restart
+                .lock()
+                .clone_from(&change.needs_restart);
             let changed = change.changed.join(" ");
             if change.needs_restart.is_empty() {
                 metrics.count("done");

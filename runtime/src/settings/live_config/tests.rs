@@ -165,3 +165,35 @@ fn rejection_is_reported_until_the_settings_are_valid() {
     assert_eq!(state("three = more", true), (1, true, true));
     assert_eq!(state("three = 6", false), (0, true, false));
 }
+
+#[test]
+fn status_names_the_settings_that_need_a_restart_until_they_are_active() {
+    let mut running = Running::with("three = 4", &[]);
+    let metrics = Metrics::register(&Registry::new(), "test").unwrap();
+    for (text, expected, waiting) in [
+        ("three = 5", "active", 0),
+        (
+            "one = 'y'\ntwo = ['x']",
+            "active; a restart is needed to apply --one --two",
+            2,
+        ),
+        // An unrelated change.
+        (
+            "three = 6\none = 'y'",
+            "active; a restart is needed to apply --one",
+            1,
+        ),
+        (
+            "five = 1",
+            "rejected; the previous settings stay active; see the log for the errors; a restart is needed to apply --one",
+            1,
+        ),
+        ("three = 6", "active", 0),
+    ] {
+        running.write(text);
+        report(&running.check(true), &metrics);
+        let component = metrics.component();
+        assert_eq!((&*component.state, component.ready), (expected, true));
+        assert_eq!(metrics.waiting.get(), waiting);
+    }
+}
