@@ -80,9 +80,9 @@ impl Reader {
             }
         };
         let sharing = table.remove(SHARING);
-        let top: Option<Top> = self.tables.table("", table.into(), &["limits", SHARING]);
-        let is_read = top.is_some();
-        let top = top.unwrap_or_default();
+        let others = ["limits", SHARING];
+        let top: Option<(Top, _)> = self.tables.valid_part("", table.into(), &others);
+        let (top, is_complete) = top.unwrap_or_default();
         if let Some(share) = &top.share {
             self.members = self.members_of(share);
             if sharing.is_some() {
@@ -112,7 +112,7 @@ impl Reader {
             sharing: sharing.and_then(|sharing| self.sharing(sharing)),
             unknown,
         };
-        if is_read {
+        if is_complete {
             self.check(&rules.limits);
         }
         rules
@@ -148,13 +148,8 @@ impl Reader {
         }
         let mut table: Table = self.tables.table(&path, value, &[])?;
         let rules = table.remove("rules");
-        let read: Option<LimitTable> = self.tables.table(&path, table.into(), &["rules"]);
-        let Some(read) = read else {
-            if let Some(Value::Array(rules)) = rules {
-                self.rules_of(&path, rules);
-            }
-            return None;
-        };
+        let read = self.tables.valid_part(&path, table.into(), &["rules"]);
+        let (read, is_complete): (LimitTable, _) = read.unwrap_or_default();
         let LimitTable {
             global,
             from_call,
@@ -163,6 +158,23 @@ impl Reader {
             shape,
             dead_letter,
         } = read;
+        let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
+        let is_refined = shape.is_some() || dead_letter.is_some();
+        let handling = Handling::new(
+            mode.unwrap_or_default(),
+            shape.unwrap_or_default(),
+            dead_letter.unwrap_or_default(),
+        );
+        for (field, range) in handling.errors() {
+            let what = format!("out of range: use {range}");
+            self.tables.error(&format!("{path}.{field}"), what);
+        }
+        if !is_complete {
+            if let Some(Value::Array(rules)) = rules {
+                self.rules_of(&path, rules);
+            }
+            return None;
+        }
         if global && is_default {
             self.tables
                 .error("unknown", format!("must not name the global limit {name}"));
@@ -191,22 +203,12 @@ impl Reader {
             None if global || is_default || from_call => Vec::new(),
             None => vec![name.clone()],
         };
-        let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
         if global && is_handled {
             let what = "a global limit has no mode, shape or dead_letter: set them in the limits with keys";
             self.tables.error(&path, what);
-        } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
+        } else if mode != Some(Mode::Shape) && is_refined {
             let what = "shape and dead_letter require mode = \"shape\"";
             self.tables.error(&path, what);
-        }
-        let handling = Handling::new(
-            mode.unwrap_or_default(),
-            shape.unwrap_or_default(),
-            dead_letter.unwrap_or_default(),
-        );
-        for (field, range) in handling.errors() {
-            let what = format!("out of range: use {range}");
-            self.tables.error(&format!("{path}.{field}"), what);
         }
         Some(NamedLimit {
             rules: match rules {
@@ -247,16 +249,19 @@ impl Reader {
         if let Value::Table(table) = &mut value {
             table.entry("algorithm").or_insert("token_bucket".into());
         }
+        let others = ["id", "rate", "count_refused", "algorithm"];
+        let (rule, is_complete): (RuleTable, _) = self.tables.valid_part(path, value, &others)?;
         let RuleTable {
             id,
             rate: Parsed(rate),
             count_refused,
             options,
-        } = self
-            .tables
-            .table(path, value, &["id", "rate", "count_refused", "algorithm"])?;
+        } = rule;
         if id.trim().is_empty() || id.chars().any(char::is_control) {
             self.tables.error(&format!("{path}.id"), INVALID_NAME);
+        }
+        if !is_complete {
+            return None;
         }
         let algorithm = options.algorithm(rate).checked();
         let algorithm = algorithm.and_then(|it| it.guaranteed_share(self.members));
@@ -286,7 +291,7 @@ impl Reader {
     }
 
     fn sharing(&mut self, sharing: Value) -> Option<Sharing> {
-        let mut sharing: Sharing = self.tables.table(SHARING, sharing, &[])?;
+        let (mut sharing, _): (Sharing, _) = self.tables.valid_part(SHARING, sharing, &[])?;
         let members_max = sharing.members_max;
         if members_max.is_some_and(|it| !(1..=MEMBERS_MAX).contains(&it)) {
             let what = format!("out of range: use 1 to {MEMBERS_MAX}");

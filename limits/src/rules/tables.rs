@@ -13,6 +13,9 @@ use super::ConfigErrors;
 /// Path of the table of shared limits, whose values may be secret.
 pub(super) const SHARING: &str = "sharing";
 
+/// Maximum number of errors of one table.
+const ERRORS_MAX: usize = 32;
+
 /// The line of each key and array element, by its path, such as `limits.a.rules[0]`.
 type Lines = BTreeMap<String, usize>;
 
@@ -42,6 +45,11 @@ impl Tables {
             ..Self::default()
         };
         Ok((table, tables))
+    }
+
+    /// Removes the errors so far, for a caller that reports them together with those of another reader.
+    pub fn take_errors(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.errors)
     }
 
     /// Returns `value`, which was read from the tables.
@@ -87,39 +95,82 @@ impl Tables {
         self.errors.push(format!("{line}{path}: {what}"));
     }
 
-    /// Deserializes one table; `None` with an error if it is invalid. `others` are valid keys that the caller has removed from it.
+    /// Deserializes one table; `None` with its errors if it is invalid. `others` are valid keys that the caller has removed from it.
     pub fn table<T: DeserializeOwned>(
         &mut self,
         path: &str,
         value: Value,
         others: &[&str],
     ) -> Option<T> {
+        let (table, is_complete) = self.valid_part(path, value, others)?;
+        is_complete.then_some(table)
+    }
+
+    /// Deserializes the valid keys of one table, and reports all others. Returns whether there are no others; if there are, values
+    /// of the table must not be checked against each other. `None` if the table cannot be deserialized without them.
+    pub fn valid_part<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        mut value: Value,
+        others: &[&str],
+    ) -> Option<(T, bool)> {
         // The value may be a password, so only its type is reported.
         if !value.is_table() {
             self.error(path, format!("expected a table, not {}", value.type_str()));
             return None;
         }
-        let error: toml::de::Error = match value.try_into() {
-            Ok(table) => return Some(table),
-            Err(error) => error,
-        };
-        let (message, text) = (error.message(), error.to_string());
-        // The text ends with "in `FIELD`" if the value of a field is invalid.
-        let field = text
-            .strip_prefix(message)
-            .and_then(|it| it.split('`').nth(1));
-        let others = if field.is_none() { others } else { &[] };
-        let (key, mut what) = explain(message, others);
-        if path == SHARING && field.is_some() {
-            // The rejected value may be a misplaced URL with a password, so only the hint after it is reported.
-            let mut hint = [", expected", ": write", ": use"].iter();
-            let hint = hint.find_map(|it| message.rfind(it));
-            what = format!("invalid value{}", &message[hint.unwrap_or(message.len())..]);
+        // The keys that are reported, and those that they may stand for.
+        let mut reported = Vec::new();
+        for count in 0..ERRORS_MAX {
+            let error: toml::de::Error = match value.clone().try_into() {
+                Ok(table) => return Some((table, count == 0)),
+                Err(error) => error,
+            };
+            let (message, text) = (error.message(), error.to_string());
+            let missing = message
+                .strip_prefix("missing field `")
+                .and_then(|it| it.strip_suffix('`'));
+            if missing.is_some_and(|it| reported.iter().any(|key| key == it)) {
+                return None;
+            }
+            // The text ends with "in `FIELD`" if the value of a field is invalid.
+            let field = text
+                .strip_prefix(message)
+                .and_then(|it| it.split('`').nth(1));
+            let others = if field.is_none() { others } else { &[] };
+            let Explained {
+                key,
+                nearest,
+                mut what,
+            } = explain(message, others);
+            if path == SHARING && field.is_some() {
+                // The rejected value may be a misplaced URL with a password, so only the hint after it is reported.
+                let mut hint = [", expected", ": write", ": use"].iter();
+                let hint = hint.find_map(|it| message.rfind(it));
+                what = format!("invalid value{}", &message[hint.unwrap_or(message.len())..]);
+            }
+            let field = field.unwrap_or_default();
+            let invalid = child(field, key);
+            self.error_at(&child(path, &invalid), &child(path, field), what);
+            if !remove(&mut value, &invalid) {
+                return None;
+            }
+            reported.extend([invalid, nearest.unwrap_or_default().to_owned()]);
         }
-        let path = child(path, field.unwrap_or_default());
-        self.error_at(&child(&path, key), &path, what);
         None
     }
+}
+
+/// Removes a key, or one of a table in the table; false if there is none.
+fn remove(value: &mut Value, path: &str) -> bool {
+    let Value::Table(table) = value else {
+        return false;
+    };
+    if table.remove(path).is_some() {
+        return true;
+    }
+    let inner = path.split_once('.');
+    inner.is_some_and(|(key, path)| table.get_mut(key).is_some_and(|it| remove(it, path)))
 }
 
 fn child(path: &str, key: &str) -> String {
@@ -131,16 +182,28 @@ fn child(path: &str, key: &str) -> String {
     [path, dot, key].concat()
 }
 
-/// Rewrites an error of `serde` about an unknown key or value, and suggests the most similar one that is expected or in `others`.
-/// Returns the unknown key (or an empty text) and the error.
-fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
+/// An error of `serde`, rewritten.
+struct Explained<'a> {
+    /// The unknown key, or an empty text.
+    key: &'a str,
+    /// The expected key or value that is most similar to an unknown one.
+    nearest: Option<&'a str>,
+    what: String,
+}
+
+/// Rewrites an error about an unknown key or value, and suggests the most similar one that is expected or in `others`.
+fn explain<'a>(error: &'a str, others: &[&'a str]) -> Explained<'a> {
     let parts = || {
         let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;
         let (unknown, expected) = rest.split_once('`')?;
         Some((kind == "field", unknown, expected))
     };
     let Some((is_key, unknown, expected)) = parts() else {
-        return ("", error.to_owned());
+        return Explained {
+            key: "",
+            nearest: None,
+            what: error.to_owned(),
+        };
     };
     let known = expected.split('`').skip(1).step_by(2);
     let others = others.iter().filter(|_| is_key).copied();
@@ -148,13 +211,19 @@ fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
     let similarity = |known: &&str| strsim::jaro_winkler(unknown, known);
     let nearest = known.iter().copied();
     let nearest = nearest.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-    let hint = match nearest.filter(|it| similarity(it) > 0.8) {
+    let nearest = nearest.filter(|it| similarity(it) > 0.8);
+    let hint = match nearest {
         Some(known) => format!(": did you mean `{known}`?"),
         None => format!(", expected one of `{}`", known.join("`, `")),
     };
-    match is_key {
-        true => (unknown, format!("unknown key `{unknown}`{hint}")),
-        false => ("", format!("unknown value `{unknown}`{hint}")),
+    let (key, what) = match is_key {
+        true => (unknown, "key"),
+        false => ("", "value"),
+    };
+    Explained {
+        key,
+        nearest,
+        what: format!("unknown {what} `{unknown}`{hint}"),
     }
 }
 
