@@ -14,6 +14,7 @@ use toml::{Table, Value};
 
 pub use self::{
     cookies::{Cookies, NullMeans},
+    network::NoAllowedAddress,
     settings::{AppSettings, OnFailure, Overlap},
 };
 use crate::concurrency;

@@ -1,7 +1,7 @@
 //! Checks a batch: sends requests in parallel, determines their outcomes, and applies them to the stored objects.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
@@ -50,6 +50,8 @@ pub type Suspension = (String, Option<u64>);
 pub struct Progress {
     /// Results by position in the batch.
     checked: BTreeMap<usize, AssetResult>,
+    /// Outcomes with the statuses that were received; 0 without a response.
+    statuses: BTreeSet<(Outcome, u16)>,
     /// Position of the asset of each throttled request.
     throttled: Vec<usize>,
 }
@@ -93,9 +95,10 @@ impl<O: Origin> Checker<O> {
             let checks: Vec<_> = open.into_iter().map(check).collect();
             let mut checks = stream::iter(checks).buffer_unordered(concurrency.max(1));
             while let Some((index, found)) = checks.try_next().await? {
-                let Some(mut found) = found else {
+                let Some((mut found, status)) = found else {
                     continue;
                 };
+                progress.statuses.insert((found.outcome, status));
                 if found.outcome == Outcome::Throttled {
                     progress.throttled.push(index);
                     let count = progress.throttled.iter().filter(|it| **it == index).count();
@@ -105,7 +108,7 @@ impl<O: Origin> Checker<O> {
                     }
                     // Other workers also stop. Requests in progress will be sent again.
                     let time = demand.load(Ordering::Relaxed);
-                    return Err((THROTTLED.to_owned(), Some(time)));
+                    return Err((format!("{THROTTLED} ({status})"), Some(time)));
                 }
                 progress.checked.insert(index, found);
             }
@@ -124,10 +127,14 @@ impl<O: Origin> Checker<O> {
         };
         let outcomes: Vec<_> = results.iter().map(matches::judged).collect();
         results.iter().for_each(|it| self.count(app, it.outcome));
-        let judged = judge(&outcomes, batch.attempt, app.settings.brake).map_err(|reason| {
-            *progress = Progress::default();
-            (reason.to_owned(), None)
-        });
+        let judged =
+            judge(&outcomes, batch.attempt, app.settings.brake).map_err(|(reason, outcome)| {
+                let statuses = std::mem::take(progress).statuses;
+                (
+                    format!("{reason} ({})", statuses_of(&statuses, outcome)),
+                    None,
+                )
+            });
         let mut removals_left = judged?;
         if let Some(cookies) = cookies {
             let published = matches::publish(cookies, assets, &mut results).await;
@@ -174,7 +181,7 @@ impl<O: Origin> Checker<O> {
         self.metrics.requests.with_label_values(&labels).inc();
     }
 
-    /// Checks an asset; `None` if the origin has throttled the application. Only as many requests wait for the limiter as may be sent
+    /// Checks an asset; returns the result and the status. `None` if the origin has throttled the application. Only as many requests wait for the limiter as may be sent
     /// in parallel. Each is therefore sent in its slot, and a job that ends loses few slots. All requests of a batch use one counter,
     /// so a slow limiter does not delay other batches. The response time excludes the wait for a slot, and memory is reserved only for
     /// a body.
@@ -185,7 +192,7 @@ impl<O: Origin> Checker<O> {
         asset: &Asset,
         demand: &AtomicU64,
         clock: fn() -> u64,
-    ) -> Result<Option<AssetResult>, Suspension> {
+    ) -> Result<Option<(AssetResult, u16)>, Suspension> {
         let limit = self.limiter.as_ref().zip(app.settings.limit.as_deref());
         let is_throttled = || demand.load(Ordering::Relaxed) > 0;
         if let Some((limiter, counter)) = limit.filter(|_| !is_throttled()) {
@@ -198,15 +205,18 @@ impl<O: Origin> Checker<O> {
             Some(contents) => contents.has(asset.name()).await,
             None => true,
         };
-        let force = job.force_update;
-        let is_conditional = !force && has_object && has_validators(asset);
+        let is_conditional = !job.force_update && has_object && has_validators(asset);
         let answer = match &app.settings.cookies {
             Some(_) if !is_publishable(asset, clock()) => Answer::Forbidden,
             _ => self.origin.request(app, asset, is_conditional).await,
         };
-        let (outcome, found) = outcome(&app.settings, asset, &answer, is_conditional, force);
+        let rewrite = match app.settings.cookies {
+            Some(_) => job.force_update,
+            None => !has_object,
+        };
+        let (outcome, found) = outcome(&app.settings, asset, &answer, is_conditional, rewrite);
         let Answer::Response(response) = answer else {
-            return Ok(Some(result(outcome, found, None)));
+            return Ok(Some((result(outcome, found, None), 0)));
         };
         let result = result(outcome, found, Some(response.time));
         let seconds = &self.metrics.response_seconds;
@@ -227,11 +237,21 @@ impl<O: Origin> Checker<O> {
             let written = contents.write(asset.name(), body).await;
             written.map_err(|error| not_stored(&error))?;
         }
-        Ok(Some(result))
+        Ok(Some((result, response.status)))
     }
 }
 
 fn not_stored(error: &anyhow::Error) -> Suspension {
+/// The statuses of an outcome, for the reason of a suspension.
+fn statuses_of(statuses: &BTreeSet<(Outcome, u16)>, outcome: Outcome) -> String {
+    let of_outcome = statuses.iter().filter(|it| it.0 == outcome);
+    let names = of_outcome.map(|(_, status)| match status {
+        0 => "no response".to_owned(),
+        status => status.to_string(),
+    });
+    names.collect::<Vec<_>>().join(", ")
+}
+
     let error = format!("{error:#}");
     // The text of another server may be long.
     let reason = format!("objects cannot be stored, published or removed: {error:.500}");

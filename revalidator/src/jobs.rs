@@ -43,11 +43,11 @@ pub const SUSPENDING_ASSETS_MIN: usize = 5;
 pub const PAUSED: &str = "paused by an operator";
 
 /// Reason of a suspension that the origin demands. It stops all jobs of the application.
-pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
+pub const THROTTLED: &str = "the origin demands fewer requests";
 
 /// The jobs that a worker may process, oldest first. Each is open, not suspended, and the oldest open job of its application. Jobs
 /// of a throttled application are excluded, even after the job with the throttled request has ended. Single checks do not wait for
-/// older jobs.
+/// older jobs, and no job waits for one whose maker is quiet.
 pub fn candidates<J: Deref<Target = JobStatus>>(
     jobs: impl IntoIterator<Item = J>,
     now: u64,
@@ -161,22 +161,32 @@ pub fn correct(job: &mut JobStatus, now: u64) -> bool {
 /// Judges the outcomes of a batch. Returns how many of its objects may be removed: at most the fraction `brake`.
 ///
 /// # Errors
-/// The reason to suspend the job. Nothing is then reported or removed.
-pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'static str> {
+/// The reason to suspend the job, and the outcome that is the cause. Nothing is then reported or removed.
+pub fn judge(
+    outcomes: &[Outcome],
+    attempt: u32,
+    brake: f64,
+) -> Result<usize, (&'static str, Outcome)> {
     let count = |of: Outcome| outcomes.iter().filter(|it| **it == of).count();
     let is_part = |count: usize| count >= SUSPENDING_ASSETS_MIN && 2 * count >= outcomes.len();
     let gone = count(Outcome::Gone);
     // If fewer are refused, the origin may protect only these objects.
     let refused = count(Outcome::Refused);
     if refused > 0 && 2 * refused >= outcomes.len() {
-        return Err("the origin refused at least half of a batch (401, 403 or 407)");
+        return Err((
+            "the origin refused at least half of a batch",
+            Outcome::Refused,
+        ));
     }
     // Retried assets have failed before, so their failures do not show that the origin fails.
     if attempt == 1 && is_part(count(Outcome::Failed)) {
-        return Err("at least half of a batch failed");
+        return Err(("at least half of a batch failed", Outcome::Failed));
     }
     if is_part(gone) && 2 * gone > outcomes.len() {
-        return Err("the origin reports more than half of a batch as gone");
+        return Err((
+            "the origin reports more than half of a batch as gone",
+            Outcome::Gone,
+        ));
     }
     // URLs that were not requested must not permit further removals.
     let requested = outcomes.len() - count(Outcome::Unexpected);

@@ -114,7 +114,8 @@ pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> 
     since.is_some_and(|since| now.saturating_sub(since) >= apart)
 }
 
-/// Publishes changed matches. Results whose uid the producer rejects become malformed, and their matches are kept.
+/// Publishes changed matches, and those to rewrite. Results whose uid the producer rejects become malformed, and their matches are
+/// kept.
 ///
 /// # Errors
 /// When no producer accepts the changes.
@@ -125,7 +126,7 @@ pub async fn publish(
 ) -> Result<()> {
     let results = results.iter_mut().zip(assets);
     let changed: Vec<_> = results
-        .filter(|(it, _)| it.outcome == Outcome::Changed)
+        .filter(|(it, _)| !it.asset.uid.is_empty() && it.outcome != Outcome::Unexpected)
         .collect();
     let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "b": it.uid, "t": it.as_of});
     let rows = changed.iter().map(|(it, _)| row(&it.asset));

@@ -109,7 +109,7 @@ pub struct JobStatus {
     pub asset_count: u64,
     /// Number of batches transmitted; their numbers are `0..batchCount`.
     pub batch_count: u64,
-    /// Whether requests are unconditional, and each complete response replaces the contents.
+    /// Whether requests are unconditional, and confirmed matches are rewritten.
     pub force_update: bool,
     /// Unique id.
     pub job_id: String,
@@ -323,7 +323,7 @@ pub struct Asset {
     /// Of a match: the time at which it was first missing at the partner, in Unix milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gone_since: Option<u64>,
-    /// Of a changed match: its new uid, which is not part of messages.
+    /// Of a match to publish: its uid, which is not part of messages.
     #[serde(skip)]
     pub uid: String,
 }
@@ -369,7 +369,7 @@ pub struct JobResult {
 }
 
 /// What the response of an origin means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// The object is unchanged.

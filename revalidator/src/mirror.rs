@@ -23,7 +23,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     apps::App,
     engine::{Bucket, Call, Engine, Entry, RETRY_PAUSE},
-    messages::{JobStatus, RevalidatorState, STATUS_BYTES_MAX, Subscription, is_job_id},
+    messages::{
+        AllowDelete, JobStatus, RevalidatorState, STATUS_BYTES_MAX, Subscription, is_job_id,
+    },
 };
 
 /// Time without renewal after which a lease is free.
@@ -329,6 +331,8 @@ pub async fn change_job_of<E: Engine>(
             // The process that received the assets of a job acquired the lease with the id of the job as holder.
             let is_own = lease.is_some_and(|(holder, _)| holder == maker || holder == id);
             ensure!(is_own, "the lease is lost");
+        // Only a request can remove all objects.
+        allow_delete: app.settings.allow_delete.min(AllowDelete::Partial),
         }
         let set = engine.compare_and_set(Bucket::Jobs, id, value.into(), Some(revision));
         if set.await?.is_some() {

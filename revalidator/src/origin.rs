@@ -3,7 +3,7 @@
 //! The client of the application restricts hosts and addresses. The size of each body and the total size of all
 //! bodies are bounded.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{error::Error, future::Future, iter::successors, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    apps::{App, Cookies},
+    apps::{App, Cookies, NoAllowedAddress},
     client::Held,
     messages::{Asset, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
@@ -69,7 +69,11 @@ impl Origin for HttpOrigin {
             Ok(Err(error)) => {
                 let error = error.without_url();
                 tracing::debug!(app = app.name, ?error, "request failed");
-                Answer::None
+                let mut causes = successors(Some(&error as &dyn Error), |&it| it.source());
+                match causes.any(|it| it.is::<NoAllowedAddress>()) {
+                    true => Answer::Forbidden,
+                    false => Answer::None,
+                }
             }
             Err(_) => Answer::None,
         }
@@ -303,6 +307,30 @@ pub(crate) mod tests {
             ] {
                 assert_eq!(request.contains(condition), is_conditional, "{request}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn name_of_a_private_address_is_forbidden_like_the_address() {
+        let (address, _tasks) =
+            serve(None, |_| "HTTP/1.1 304 Not Modified\r\n\r\n".to_owned()).await;
+        let origin = HttpOrigin::new(1, 16);
+        for (networks, host, expected) in [
+            ("", "localhost", Answer::Forbidden),
+            ("", "127.0.0.1", Answer::Forbidden),
+            ("\"10.0.0.0/8\"", "localhost", Answer::Forbidden),
+            ("", "unknown.invalid", Answer::None),
+        ] {
+            let text = format!(
+                "[apps.a]\nkind = \"list\"\nhosts = [{host:?}]\nhttp_hosts = [{host:?}]\nallow_networks = [{networks}]\n"
+            );
+            let app = Apps::parse(&text).unwrap().get("a").unwrap();
+            let asset = Asset {
+                url: format!("http://{host}:{}/", address.port()),
+                ..Asset::default()
+            };
+            let answer = origin.request(&app, &asset, false).await;
+            assert_eq!(answer, expected, "{host} {networks}");
         }
     }
 

@@ -19,7 +19,7 @@ pub enum Answer {
     Response(Response),
     /// No response: a timeout, a failed connection or name lookup, or a TLS error.
     None,
-    /// No request was sent, because the URL is not allowed.
+    /// No request was sent, because the URL or all addresses of its host are not allowed.
     Forbidden,
 }
 
@@ -55,13 +55,13 @@ pub enum Body {
 }
 
 /// The outcome of a response, and the asset with its new validators and digest. `has_validators` states whether the request had
-/// any; without them a 304 is an error of the origin. With `force`, each complete body counts as changed.
+/// any; without them a 304 is an error of the origin. With `rewrite`, an equal body counts as changed, and an equal uid is published.
 pub fn outcome(
     settings: &AppSettings,
     asset: &Asset,
     answer: &Answer,
     has_validators: bool,
-    force: bool,
+    rewrite: bool,
 ) -> (Outcome, Asset) {
     let response = match answer {
         Answer::Response(response) => response,
@@ -70,7 +70,7 @@ pub fn outcome(
     };
     if let Some(cookies) = &settings.cookies {
         match response.status {
-            200 | 204 => return cookies::uid(cookies.null_means, asset, response, force),
+            200 | 204 => return cookies::uid(cookies.null_means, asset, response, rewrite),
             // The format of these bodies is not defined.
             201..300 => return (Outcome::Unexpected, asset.clone()),
             _ => {}
@@ -81,7 +81,7 @@ pub fn outcome(
         304 => Outcome::Failed,
         status if settings.gone_on.contains(&status) => Outcome::Gone,
         204..=206 => Outcome::Unexpected,
-        200..300 => return content(settings, asset, response, force),
+        200..300 => return content(settings, asset, response, rewrite),
         401 | 403 | 407 => Outcome::Refused,
         429 => Outcome::Throttled,
         503 if response.retry_after.is_some() => Outcome::Throttled,
@@ -96,7 +96,7 @@ fn content(
     settings: &AppSettings,
     asset: &Asset,
     response: &Response,
-    force: bool,
+    rewrite: bool,
 ) -> (Outcome, Asset) {
     let body = match &response.body {
         Body::Complete(body) => body,
@@ -107,7 +107,7 @@ fn content(
         return (Outcome::Unexpected, asset.clone());
     }
     let body = digest::normalize(&settings.normalize, body);
-    let outcome = match !force && digest::is_equal(&asset.hash, &body) {
+    let outcome = match !rewrite && digest::is_equal(&asset.hash, &body) {
         true => Outcome::Fresh,
         false => Outcome::Changed,
     };

@@ -4,7 +4,6 @@
 //! when a connection is opened. Redirects are not followed, and proxies are not used.
 
 use std::{
-    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, LazyLock},
 };
@@ -49,6 +48,11 @@ impl AppSettings {
     }
 }
 
+/// A host has only addresses that are not allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("the host has no allowed address")]
+pub struct NoAllowedAddress;
+
 /// Resolves names to allowed addresses only.
 struct Resolver(Arc<AppSettings>);
 
@@ -61,7 +65,7 @@ impl Resolve for Resolver {
                 .filter(|address| settings.allows_address(address.ip()))
                 .collect();
             if allowed.is_empty() {
-                return Err(io::Error::other("the host has no allowed address").into());
+                return Err(NoAllowedAddress.into());
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })

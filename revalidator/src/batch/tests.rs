@@ -274,7 +274,8 @@ async fn throttled_batch_stops_and_resumes_where_it_stopped() {
         match setup.check(AllowDelete::None).await {
             Ok(results) => break results,
             Err((reason, time)) => {
-                assert_eq!((&*reason, time), (THROTTLED, Some(30_000)));
+                let expected = format!("{THROTTLED} (429)");
+                assert_eq!((reason, time), (expected, Some(30_000)));
                 pauses += 1;
                 assert!(before.elapsed() < Duration::from_secs(1));
             }
@@ -303,23 +304,33 @@ async fn asset_that_is_always_throttled_fails_after_four_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_object_is_requested_without_conditions() {
+async fn missing_object_is_requested_without_conditions_and_stored() {
     let mut setup = Setup::new(|_| (200, "old", 10));
     setup.store_all().await;
     let contents = setup.app.settings.contents.clone().unwrap();
     contents.remove("7").await.unwrap();
     setup.check(AllowDelete::None).await.unwrap();
     let unconditional = setup.checker.origin.unconditional.lock().unwrap();
+    assert_eq!(setup.stored().len(), 100);
     assert_eq!(*unconditional, [7]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn forced_requests_have_no_conditions_and_replace_equal_objects() {
-    let mut setup = Setup::new(|_| (200, "old", 10));
+async fn forced_requests_have_no_conditions_and_keep_equal_objects() {
+    let mut setup = Setup::new(|number| (200, if number < 40 { "new" } else { "old" }, 10));
     setup.force_update = true;
     setup.store_all().await;
     let results = setup.check(AllowDelete::None).await.unwrap();
-    assert!(results.iter().all(|it| it.outcome == Outcome::Changed));
+    let contents = setup.app.settings.contents.clone().unwrap();
+    let written = |number| {
+        let file = fs::metadata(contents.path(number)).unwrap();
+        file.modified().unwrap()
+    };
+    let before = (written("39"), written("40"));
+    let changed = results.iter().filter(|it| it.outcome == Outcome::Changed);
+    let fresh = results.iter().filter(|it| it.outcome == Outcome::Fresh);
+    assert_eq!((changed.count(), fresh.count()), (40, 60));
+    assert!(written("39") > before.0 && written("40") == before.1);
     let unconditional = setup.checker.origin.unconditional.lock().unwrap();
     assert_eq!(unconditional.len(), 100);
 }

@@ -38,7 +38,7 @@ const CHECKS_PER_SECOND: f64 = 50.0;
 struct JobRequest {
     app: String,
     filter: Filter,
-    allow_delete: AllowDelete,
+    allow_delete: Option<AllowDelete>,
     force_update: bool,
     revalidators_needed: Option<u32>,
     /// Name of the application, repeated to confirm the removal of all objects.
@@ -71,10 +71,10 @@ impl JobRequest {
         if !(1..=WORKERS_NEEDED_MAX).contains(&workers) {
             return Err(invalid("revalidatorsNeeded: use 1 to 64"));
         }
-        if self.allow_delete > app.settings.allow_delete {
+        if self.allow_delete > Some(app.settings.allow_delete) {
             return Err(invalid("allowDelete: not permitted by the application"));
         }
-        let removes_all = self.allow_delete == AllowDelete::All;
+        let removes_all = self.allow_delete == Some(AllowDelete::All);
         if removes_all && self.confirm.as_deref() != Some(&app.name) {
             return Err(invalid("confirm: repeat the name of the application"));
         }
@@ -86,13 +86,14 @@ impl JobRequest {
         }
         let now = unix_micros() / 1000;
         let id = format!("{}-{now}-{:06x}", app.name, fastrand::u32(..0x100_0000));
+        let new = new_job(app, id, now);
         let job = JobStatus {
-            allow_delete: self.allow_delete,
+            allow_delete: self.allow_delete.unwrap_or(new.allow_delete),
             force_update: self.force_update,
             revalidators_needed: workers,
             filter: self.filter.clone(),
             confirm: self.confirm.clone().filter(|_| removes_all),
-            ..new_job(app, id, now)
+            ..new
         };
         // The status grows until the job ends.
         if serde_json::to_vec(&job).is_ok_and(|it| it.len() > STATUS_BYTES_MAX / 2) {
@@ -154,9 +155,12 @@ impl<E: Engine> Api<E> {
         }
         let has_keys = received.as_ref().is_some_and(|body| body.has_keys);
         let has_keys = has_keys || checked.iter().any(Asset::has_key);
-        if has_keys && job.allow_delete != AllowDelete::None {
-            let keys = "allowDelete: requires that the key of each asset is its URL";
-            return Err(invalid(keys));
+        if has_keys {
+            if request.allow_delete > Some(AllowDelete::None) {
+                let keys = "allowDelete: requires that the key of each asset is its URL";
+                return Err(invalid(keys));
+            }
+            job.allow_delete = AllowDelete::None;
         }
         let engine = self.engine()?;
         let jobs = self.mirror.jobs();
@@ -191,7 +195,9 @@ impl<E: Engine> Api<E> {
     /// The assets of a single check.
     fn check_assets(&self, request: &JobRequest) -> Result<Vec<Asset>, Problem> {
         let count = request.assets.len();
-        if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
+        if !(1..=BATCH_ASSETS_MAX).contains(&count)
+            || request.allow_delete == Some(AllowDelete::All)
+        {
             return Err(invalid("use 1 to 100 assets; allowDelete cannot be `all`"));
         }
         let budget = self.budget.lock();
@@ -270,6 +276,14 @@ mod tests {
         assert!(job("a", "{\"allowDelete\": \"all\", \"confirm\": \"a\"}").is_ok());
         let unused = job("a", "{\"confirm\": \"a\"}").unwrap();
         assert_eq!(unused.confirm, None);
+        // Only a request can remove all objects.
+        for (app, text, allow_delete) in [
+            ("a", "{}", AllowDelete::Partial),
+            ("a", "{\"allowDelete\": \"none\"}", AllowDelete::None),
+            ("b", "{}", AllowDelete::None),
+        ] {
+            assert_eq!(job(app, text).unwrap().allow_delete, allow_delete);
+        }
         for (app, text, what) in [
             ("a", "{\"allowDelete\": \"all\"}", "confirm"),
             (

@@ -156,8 +156,7 @@ impl<E: Engine> Maker<E> {
                 |job: &Arc<JobStatus>| job.app_name == app.name && !job.push && job.is_open();
             let skips = app.settings.overlap == Overlap::Skip && jobs.iter().any(is_busy);
             if let Some(due) = due.filter(|_| !skips) {
-                let mut job = new_job(app, format!("{}-{due}", app.name), now);
-                job.allow_delete = app.settings.allow_delete.min(AllowDelete::Partial);
+                let job = new_job(app, format!("{}-{due}", app.name), now);
                 if create_job(&self.engine, &job).await? {
                     tracing::info!(app = app.name, "scheduled job created");
                 }

@@ -13,12 +13,12 @@ use crate::{
     messages::{Asset, Outcome},
 };
 
-/// Returns the outcome, and the match with its new uid. With `force`, each uid counts as changed.
+/// Returns the outcome, and the match with the uid to publish: a changed one, with `rewrite` any.
 pub(super) fn uid(
     null_means: NullMeans,
     asset: &Asset,
     response: &Response,
-    force: bool,
+    rewrite: bool,
 ) -> (Outcome, Asset) {
     let keep = |outcome| (outcome, asset.clone());
     let null = match null_means {
@@ -37,15 +37,17 @@ pub(super) fn uid(
         Some(Value::String(uid)) if is_uid(uid) => uid,
         _ => return keep(Outcome::Malformed),
     };
-    if !force && digest::is_equal(&asset.hash, uid.as_bytes()) {
-        return keep(Outcome::Fresh);
-    }
-    let changed = Asset {
+    let outcome = match digest::is_equal(&asset.hash, uid.as_bytes()) {
+        true if !rewrite => return keep(Outcome::Fresh),
+        true => Outcome::Fresh,
+        false => Outcome::Changed,
+    };
+    let published = Asset {
         hash: digest::digest(uid.as_bytes()),
         uid: uid.clone(),
         ..asset.clone()
     };
-    (Outcome::Changed, changed)
+    (outcome, published)
 }
 
 /// Whether a text is a valid buyer uid, and not a placeholder.
@@ -88,8 +90,9 @@ mod tests {
         let (outcome, asset) = outcome_of("keep", 200, r#"{"uid":"new","x":1}"#, false);
         assert_eq!((outcome, &*asset.uid), (Outcome::Changed, "new"));
         assert_eq!(asset.hash, digest::digest(b"new"));
-        let forced = outcome_of("keep", 200, r#"{"uid":"old"}"#, true);
-        assert_eq!(forced.0, Outcome::Changed);
+        // It is published again.
+        let (forced, asset) = outcome_of("keep", 200, r#"{"uid":"old"}"#, true);
+        assert_eq!((forced, &*asset.uid), (Outcome::Fresh, "old"));
     }
 
     #[test]

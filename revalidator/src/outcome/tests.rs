@@ -102,7 +102,7 @@ fn other_body_is_changed_and_reports_its_digest() {
 }
 
 #[test]
-fn forced_equal_body_is_changed() {
+fn equal_body_of_a_missing_object_is_changed() {
     let answer = response(200, complete("old"));
     let found = outcome(&settings(""), &stored(), &answer, false, true).0;
     assert_eq!(found, Outcome::Changed);

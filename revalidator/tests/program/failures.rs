@@ -29,7 +29,7 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
     let job = one
         .wait_job(&id, |job| job["revalidatorState"] == "Suspended")
         .await?;
-    assert_eq!(job["reason"], "at least half of a batch failed");
+    assert_eq!(job["reason"], "at least half of a batch failed (500)");
     assert_eq!(
         job["resumeAt"].as_u64().unwrap() - job["suspendedAt"].as_u64().unwrap(),
         60_000
@@ -43,7 +43,7 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
         ("job", &*id),
         ("app", "shop"),
         ("state", "suspended"),
-        ("reason", "at least half of a batch failed"),
+        ("reason", "at least half of a batch failed (500)"),
     ];
     let resumes = one.metric("revalidator_job_resume_unix_seconds", &labels);
     assert_eq!(resumes.await?, job["resumeAt"].as_u64().unwrap() / 1000);

@@ -85,7 +85,7 @@ async fn a9_half_failed_suspends_and_the_worker_takes_another_job() {
         .await;
     assert_eq!(
         suspended.reason.as_deref(),
-        Some("at least half of a batch failed")
+        Some("at least half of a batch failed (500)")
     );
     assert_eq!(
         suspended.resume_at,
@@ -144,7 +144,7 @@ async fn a9_origin_that_is_down_for_a_day_cancels_the_job() {
     assert!((START + day..START + day + 35 * MINUTE).contains(&ended.ended_at.unwrap()));
     assert_eq!(
         ended.reason.as_deref(),
-        Some("at least half of a batch failed")
+        Some("at least half of a batch failed (no response)")
     );
     assert!(!ended.acknowledged && simulation.results("a").is_empty());
     // About one batch every half hour.
@@ -158,11 +158,11 @@ async fn a9_origin_that_is_down_for_a_day_cancels_the_job() {
 #[tokio::test(start_paused = true)]
 async fn a10_origin_without_any_object_or_permission_removes_nothing() {
     for (status, reason) in [
-        (404, "the origin reports more than half of a batch as gone"),
         (
-            401,
-            "the origin refused at least half of a batch (401, 403 or 407)",
+            404,
+            "the origin reports more than half of a batch as gone (404)",
         ),
+        (403, "the origin refused at least half of a batch (403)"),
     ] {
         let mut simulation = Simulation::new(APPS, move |_, _| (status, TIME));
         simulation.maker();
