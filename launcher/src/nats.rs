@@ -1,6 +1,6 @@
 //! Starts a NATS server with JetStream on a free loopback port: the installed one, or one that is downloaded once.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Result;
 
@@ -28,6 +28,14 @@ impl Nats {
     /// # Errors
     /// If no server is installed and the download fails, or the server does not start.
     pub async fn start(dir: &Path) -> Result<Self> {
+        Self::start_with(dir, "").await
+    }
+
+    /// Starts a server with further settings, in the format of its configuration file.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub async fn start_with(dir: &Path, settings: &str) -> Result<Self> {
         let program = tokio::task::spawn_blocking(|| {
             let needed = "one of version 2.9 or later";
             wheel::find("nats-server", "NATS_SERVER", needed, WHEEL)
@@ -36,7 +44,11 @@ impl Nats {
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
         let data = dir.join("jetstream").display().to_string();
+        let file = dir.join("nats.conf");
+        fs::write(&file, settings)?;
         let args = [
+            "--config",
+            &file.display().to_string(),
             "--jetstream",
             "--store_dir",
             &data,

@@ -66,12 +66,17 @@ pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
 .by(JOB);
 pub const JOB_RESUME: MetricDef = MetricDef::gauge(
     "revalidator_job_resume_unix_seconds",
-    "Unix time at which a suspended job resumes; 0 if the job is not suspended, or if only an operator can resume it.",
+    "Unix time at which a suspended job, or one whose origin demands a pause, resumes; 0 for other jobs, or if only an operator can resume the job.",
 )
 .by(&["job", "app", "state", "reason"]);
+pub const SCHEDULE_NEXT: MetricDef = MetricDef::gauge(
+    "revalidator_schedule_next_unix_seconds",
+    "Unix time at which the schedule of an application creates the next job.",
+)
+.by(APP);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
-    "Age of the oldest job that waits for a worker; 0 if there is none. A job that waits for an older job of its application is not counted.",
+    "Age of the oldest job that waits for a worker; 0 if there is none. A job that waits for an older job of its application is not counted, unless the program that created the older job has sent nothing for a minute.",
 );
 pub const WORKERS: MetricDef =
     MetricDef::gauge("revalidator_workers", "Running workers in all processes.");

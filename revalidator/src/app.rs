@@ -19,6 +19,7 @@ use runtime::{
     services::Services,
     unix_micros,
 };
+use runtime_nats::Servers;
 use tokio::{
     sync::{Semaphore, watch},
     task::{JoinHandle, JoinSet},
@@ -111,7 +112,7 @@ impl App {
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
         };
-        metrics::register_state(registry, shared.mirror.clone())?;
+        metrics::register_state(registry, shared.mirror.clone(), Arc::clone(&shared.apps))?;
         let (shared, stage) = (Arc::new(shared), listen::Stage::default());
         services.watch(Some(&file), &services.stage);
         services.watch(config.tokens.as_ref(), &services.stage);
@@ -131,8 +132,9 @@ impl App {
         };
         services.serve_api(listener, admin::LIMITS.with(connections), &stage, handler)?;
         let (stop, to_run) = (services.stage.stop.clone(), Arc::clone(&shared));
+        let servers = config.nats.context("--nats is invalid")?;
         let running = services.stage.tasks.spawn(async move {
-            let running = Box::pin(to_run.run(&config.work, stop.clone()));
+            let running = Box::pin(to_run.run(&servers, &config.work, stop.clone()));
             stop.run_until_cancelled(running).await.unwrap_or(Ok(()))
         });
         Ok(Self {
@@ -173,9 +175,9 @@ impl App {
 impl Shared {
     /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with errors that a retry
     /// cannot resolve.
-    async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> Result<()> {
+    async fn run(&self, servers: &Servers, work: &WorkArgs, stop: CancellationToken) -> Result<()> {
         let nats = loop {
-            match Box::pin(Nats::connect(&work.nats)).await {
+            match Box::pin(Nats::connect(servers)).await {
                 Ok(nats) => break nats,
                 Err(error) if error.is::<OtherSettings>() => return Err(error),
                 Err(error) => {
@@ -193,6 +195,7 @@ impl Shared {
         let host = host.replace(|it: char| !it.is_ascii_alphanumeric(), "-");
         let id = |number| format!("{host}-{:08x}-{number}", fastrand::u32(..));
         let mut tasks = JoinSet::new();
+        tasks.spawn(nats.clone().supervise(stop.clone()));
         tasks.spawn(self.mirror.clone().run(nats.clone(), stop));
         if !work.no_maker {
             let maker = Maker {
@@ -249,7 +252,7 @@ impl admin::Pages for Pages {
         let shared = &self.0;
         let nats = match shared.nats.get() {
             None => Err(shared.nats_error.borrow().clone()),
-            Some(nats) if !nats.is_connected() => Err("disconnected; reconnecting".to_owned()),
+            Some(nats) if nats.state().is_err() => nats.state().map(|()| String::new()),
             Some(_) if !shared.mirror.is_current() => Err("connected, still reading jobs".into()),
             Some(_) => Ok("connected".to_owned()),
         };

@@ -226,6 +226,7 @@ impl<O: Origin> Checker<O> {
             self.count(app, outcome);
             let time = response.retry_after.as_deref().and_then(retry_after);
             let time = time.map_or(SUSPENSION_MIN_MS, |it| millis(it.max(THROTTLE_MIN)));
+            let time = time.min(millis(app.settings.retry_after_max));
             demand.fetch_max(time, Ordering::Relaxed);
             if let Some((limiter, counter)) = limit {
                 drop(timeout(FEEDBACK_TIMEOUT, limiter.feedback(counter, &response)).await);
@@ -241,7 +242,6 @@ impl<O: Origin> Checker<O> {
     }
 }
 
-fn not_stored(error: &anyhow::Error) -> Suspension {
 /// The statuses of an outcome, for the reason of a suspension.
 fn statuses_of(statuses: &BTreeSet<(Outcome, u16)>, outcome: Outcome) -> String {
     let of_outcome = statuses.iter().filter(|it| it.0 == outcome);
@@ -252,6 +252,7 @@ fn statuses_of(statuses: &BTreeSet<(Outcome, u16)>, outcome: Outcome) -> String 
     names.collect::<Vec<_>>().join(", ")
 }
 
+fn not_stored(error: &anyhow::Error) -> Suspension {
     let error = format!("{error:#}");
     // The text of another server may be long.
     let reason = format!("objects cannot be stored, published or removed: {error:.500}");

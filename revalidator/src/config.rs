@@ -12,6 +12,7 @@ use runtime::{
     settings::{Common, ConfigErrors, Settings},
     token,
 };
+use runtime_nats::Servers;
 use url::Url;
 
 pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
@@ -22,8 +23,10 @@ use crate::{apps, client::http_url};
 pub struct Config {
     /// Applications; `None` only if the configuration is invalid.
     pub apps: Option<Arc<Reloader<apps::File>>>,
-    /// Broker, and roles of the process.
+    /// Roles of the process.
     pub work: WorkArgs,
+    /// The NATS servers; `None` only if the configuration is invalid.
+    pub nats: Option<Servers>,
     /// URL of the limiter; `None` only if the configuration is invalid.
     pub limiter: Option<Url>,
     /// Token for the limiter.
@@ -47,13 +50,7 @@ impl Settings for Args {
         if work.apps.is_empty() {
             errors.add("--apps: missing: set it to the applications file");
         }
-        let is_nats = |url: &str| {
-            Url::parse(url.trim())
-                .is_ok_and(|it| matches!(it.scheme(), "nats" | "tls") && it.has_host())
-        };
-        if !work.nats.split(',').all(is_nats) {
-            errors.add("--nats: use URLs like nats://127.0.0.1:4222, separated by commas");
-        }
+        let nats = Servers::check(errors, "--nats", &work.nats, &self.nats_tls);
         let limiter = http_url(&self.limiter.limiter);
         if limiter.is_none() {
             errors.add("--limiter: use a URL like http://127.0.0.1:9099");
@@ -68,6 +65,7 @@ impl Settings for Args {
         Config {
             apps: apps.and_then(|file| load_files(errors, file)),
             work,
+            nats,
             limiter,
             limiter_token,
             api,

@@ -86,6 +86,9 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Watches a bucket.
     fn watch(&self, bucket: Bucket) -> impl Call<Watch>;
 
+    /// Number of keys, including deleted ones. If it is less than the number of known keys, the broker has lost some.
+    fn keys(&self, bucket: Bucket) -> impl Call<u64>;
+
     /// The value and revision of a key.
     fn get(&self, bucket: Bucket, key: &str) -> impl Call<Option<(Bytes, u64)>>;
 
@@ -107,7 +110,7 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Publishes a batch of a job. Another one with the same id soon afterwards is discarded.
     fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
-    /// The batches of a job, of which up to `workers` are processed at a time.
+    /// The batches of a job, of which up to `workers` are processed at a time. A later call repairs a loss of the broker.
     fn batches(&self, job: &str, workers: u32) -> impl Call<Self::Batches>;
 
     /// The next batch with its message; `None` if there is none within `wait`.
@@ -128,6 +131,9 @@ pub trait Engine: Clone + Send + Sync + 'static {
 
     /// Bytes of the results of all jobs, up to [`RESULT_BYTES_MAX`].
     fn result_bytes(&self) -> impl Call<u64>;
+
+    /// Numbers of batches and of results of a job, read in this order. A batch without a result is included until it is settled.
+    fn messages(&self, job: &str) -> impl Call<[u64; 2]>;
 
     /// Ids of all jobs that have batches, and of those that have results.
     fn jobs_with_messages(&self) -> impl Call<[HashSet<String>; 2]>;

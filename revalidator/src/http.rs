@@ -7,6 +7,7 @@ mod body;
 mod new_job;
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -19,7 +20,7 @@ use runtime::{
     caller,
     reload::Reloader,
     reply::{Reply, content, json, text},
-    token,
+    token, unix_micros,
 };
 use serde_json::{Value, json as object};
 use tokio::{
@@ -29,10 +30,10 @@ use tokio::{
 
 pub use self::new_job::Budget;
 use crate::{
-    apps::CurrentApps,
+    apps::{App, CurrentApps},
     client::Held,
     engine::Engine,
-    jobs,
+    jobs::{self, explained, is_throttled},
     maker::bodies::Bodies,
     messages::{JobStatus, RevalidatorState},
     mirror::{Mirror, change_job},
@@ -112,9 +113,10 @@ impl<E: Engine> Api<E> {
             ["v1", "jobs"] if is_get => {
                 self.engine()?;
                 let permit = permit(&LARGE_RESPONSES).await;
-                let jobs = self.mirror.jobs();
+                let (jobs, throttled) = (self.mirror.jobs(), self.throttled());
                 let mut jobs: Vec<&JobStatus> = jobs.iter().map(|job| &**job).collect();
                 jobs.sort_by_key(|job| (job.created_at, &job.job_id));
+                let jobs: Vec<_> = jobs.iter().map(|it| explained(it, &throttled)).collect();
                 let jobs = serde_json::to_string(&jobs).unwrap_or_default();
                 let bytes = format!("{{\"jobs\":{jobs}}}\n").into_bytes();
                 let body = Bytes::from_owner(Held { bytes, permit });
@@ -124,7 +126,17 @@ impl<E: Engine> Api<E> {
                 let found = change_job(self.engine()?, id, |_| ())
                     .await
                     .map_err(broker)?;
-                Ok(json(StatusCode::OK, &found.ok_or_else(not_found)?))
+                let job = found.ok_or_else(not_found)?;
+                Ok(json(StatusCode::OK, &explained(&job, &self.throttled())))
+            }
+            ["v1", "schedules"] if is_get => {
+                let (apps, now) = ((self.apps)(), unix_micros() / 1000);
+                let next = |app: &Arc<App>| {
+                    let schedule = app.settings.schedule.as_ref()?;
+                    Some(object!({ "app": app.name, "nextAt": schedule.next(now) }))
+                };
+                let schedules: Vec<_> = apps.iter().filter_map(next).collect();
+                Ok(json(StatusCode::OK, &object!({ "schedules": schedules })))
             }
             ["v1", "jobs", id, "results"] if is_get => {
                 self.results(id, head.uri.query().unwrap_or_default()).await
@@ -141,6 +153,12 @@ impl<E: Engine> Api<E> {
             }
             _ => Err(not_found()),
         }
+    }
+
+    /// The applications whose origins demand a pause.
+    fn throttled(&self) -> HashMap<String, u64> {
+        let jobs = self.mirror.jobs();
+        jobs::throttled(jobs.iter().map(|job| &**job), unix_micros() / 1000)
     }
 
     /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line contains the next position.
@@ -185,11 +203,23 @@ impl<E: Engine> Api<E> {
         }
         let engine = self.engine()?;
         let mut applied = Ok(());
-        let now = runtime::unix_micros() / 1000;
-        let change = |job: &mut JobStatus| applied = apply(operation, job, now);
+        let (now, throttled) = (unix_micros() / 1000, self.throttled());
+        let change = |job: &mut JobStatus| {
+            let is_throttled = throttled.contains_key(&job.app_name);
+            applied = apply(operation, job, is_throttled, now);
+        };
         let changed = change_job(engine, id, change).await.map_err(broker)?;
         let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
         applied.map_err(|conflict| Problem::new(problem::CONFLICT, conflict))?;
+        if operation == "resume" {
+            // The demand can be that of another job, even of one that has ended.
+            let jobs = self.mirror.jobs().into_iter();
+            for other in jobs.filter(|it| it.app_name == job.app_name && is_throttled(it, now)) {
+                let lift = |job: &mut JobStatus| job.throttled_until = None;
+                let lifted = change_job(engine, &other.job_id, lift).await;
+                lifted.map_err(broker)?;
+            }
+        }
         tracing::info!(job = id, operation, "job changed by a client");
         Ok(json(StatusCode::OK, &job))
     }
@@ -197,17 +227,21 @@ impl<E: Engine> Api<E> {
 
 const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 
-/// Applies an operation to a job at `now`; the error states why the job does not permit it.
-fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
+/// Applies an operation to a job at `now`, whose application may be throttled. The error states why the job does not permit it.
+fn apply(
+    operation: &str,
+    job: &mut JobStatus,
+    is_throttled: bool,
+    now: u64,
+) -> Result<(), &'static str> {
     match operation {
         "acknowledge" if !job.is_cancelled() => return Err("the job must be cancelled first"),
         "acknowledge" => job.acknowledged = true,
         _ if !job.is_open() => return Err("the job has ended"),
         "pause" => jobs::pause(job, now),
-        "resume" if job.revalidator_state != RevalidatorState::Suspended => {
-            return Err("the job is not suspended");
-        }
-        "resume" => jobs::resume(job, now),
+        "resume" if job.revalidator_state == RevalidatorState::Suspended => jobs::resume(job, now),
+        "resume" if is_throttled => job.throttled_until = None,
+        "resume" => return Err("the job is neither suspended nor throttled"),
         _ => {
             jobs::cancel(job, "cancelled by an operator", now);
             job.acknowledged = true;
@@ -233,8 +267,13 @@ mod tests {
     #[test]
     fn operations_depend_on_the_state() {
         let mut it = JobStatus::default();
+        let apply = |operation: &str, job: &mut JobStatus, now| apply(operation, job, false, now);
         assert!(apply("resume", &mut it, 1).is_err());
         assert!(apply("acknowledge", &mut it, 1).is_err());
+        // Only the origin's demand is lifted.
+        let waiting = it.clone();
+        super::apply("resume", &mut it, true, 1).unwrap();
+        assert_eq!(it, waiting);
         apply("pause", &mut it, 1).unwrap();
         assert!(jobs::is_suspended(&it, u64::MAX));
         apply("resume", &mut it, 2).unwrap();

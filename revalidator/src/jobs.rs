@@ -2,7 +2,11 @@
 //!
 //! The functions do no I/O and read no clock. Times are Unix milliseconds.
 
-use std::{collections::HashSet, ops::Deref};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    ops::Deref,
+};
 
 use crate::messages::{
     AllowDelete, AssetResult, BATCH_ASSETS_MAX, Counts, JobResult, JobStatus, Outcome,
@@ -23,6 +27,12 @@ pub const DAY_MS: u64 = 24 * 3_600_000;
 
 /// Maximum time without a result, and maximum pause; the job is then cancelled.
 pub const GIVE_UP_MS: u64 = DAY_MS;
+
+/// Maximum number of times that a job begins again.
+const RESTARTS_MAX: u32 = 3;
+
+/// Reason of a job that cannot begin again.
+const LOST: &str = "NATS has lost batches or results of the job";
 
 /// Maximum duration of a job; messages are kept for seven days.
 pub const JOB_MS_MAX: u64 = 6 * DAY_MS;
@@ -53,16 +63,59 @@ pub fn candidates<J: Deref<Target = JobStatus>>(
     now: u64,
 ) -> Vec<J> {
     let mut open: Vec<_> = jobs.into_iter().collect();
-    let throttled = open.iter().filter(|job| is_throttled(job, now));
-    let throttled: HashSet<_> = throttled.map(|job| job.app_name.clone()).collect();
-    open.retain(|job| job.is_open());
+    let throttled = throttled(open.iter().map(|job| &**job), now);
+    open.retain(|job| job.is_open() && job.quiet_since.is_none());
     open.sort_by(|a, b| (a.created_at, &a.job_id).cmp(&(b.created_at, &b.job_id)));
     let mut busy = HashSet::new();
     open.retain(|job| {
         let is_first = job.push || busy.insert(job.app_name.clone());
-        is_first && !is_suspended(job, now) && !throttled.contains(&job.app_name)
+        is_first && !is_suspended(job, now) && !throttled.contains_key(&job.app_name)
     });
     open
+}
+
+/// The applications whose origins demand that no request is sent, and until when.
+pub fn throttled<'a>(
+    jobs: impl IntoIterator<Item = &'a JobStatus>,
+    now: u64,
+) -> HashMap<String, u64> {
+    let mut throttled = HashMap::new();
+    for job in jobs.into_iter().filter(|job| is_throttled(job, now)) {
+        let until = throttled.entry(job.app_name.clone()).or_default();
+        *until = job.throttled_until.unwrap_or(0).max(*until);
+    }
+    throttled
+}
+
+/// The status to show for a job: if another job of its application was throttled, it states why the job waits.
+pub fn explained<'a>(job: &'a JobStatus, throttled: &HashMap<String, u64>) -> Cow<'a, JobStatus> {
+    match throttled
+        .get(&job.app_name)
+        .copied()
+        .filter(|_| job.is_open())
+    {
+        Some(until) => Cow::Owned(JobStatus {
+            throttled_until: Some(until),
+            reason: job.reason.clone().or_else(|| Some(THROTTLED.to_owned())),
+            ..job.clone()
+        }),
+        None => Cow::Borrowed(job),
+    }
+}
+
+/// Time without a message of its maker after which a job of another program is quiet.
+pub const QUIET_MS: u64 = 60_000;
+
+/// Reason of a quiet job.
+pub const QUIET: &str = "the program that created the job has sent nothing for a minute";
+
+/// Notes that the maker of a foreign job is quiet, or no longer quiet.
+pub fn set_quiet(job: &mut JobStatus, since: Option<u64>) {
+    job.quiet_since = since;
+    match since {
+        Some(_) => drop(job.reason.get_or_insert_with(|| QUIET.to_owned())),
+        None => drop(job.reason.take_if(|it| it == QUIET)),
+    }
 }
 
 /// Whether the origin of the job has demanded a pause that lasts beyond `now`.
@@ -127,6 +180,25 @@ pub fn cancel(job: &mut JobStatus, reason: &str, now: u64) {
         job.revalidator_state = RevalidatorState::Cancelled;
         job.reason = Some(reason.to_owned());
         job.ended_at = Some(now);
+    }
+}
+
+/// Begins a job whose batches or results are lost again, from the position `start` of its source. Cancels it if there is no such
+/// position, because the broker had the only copy of the assets.
+pub fn begin_again(job: &mut JobStatus, start: Option<String>, now: u64) {
+    match start {
+        Some(start) if job.restarts < RESTARTS_MAX => {
+            job.restarts += 1;
+            job.server_state = ServerState::Transmitting;
+            (job.cursor, job.retry_batch_count) = (start, None);
+            (job.asset_count, job.batch_count) = (0, 0);
+            let other = std::mem::take(&mut job.counts.other);
+            job.counts = Counts {
+                other,
+                ..Counts::default()
+            };
+        }
+        _ => cancel(job, LOST, now),
     }
 }
 
@@ -297,6 +369,12 @@ impl Tally {
     /// Whether the first attempts of all batches are counted.
     pub fn has_all(&self, batch_count: u64) -> bool {
         self.next >= batch_count
+    }
+
+    /// Whether a batch has no result: one of the `sent` ones, or of those with failed assets.
+    pub fn misses(&self, sent: u64, job: &JobStatus) -> bool {
+        let retries = job.retry_batch_count.unwrap_or(0);
+        (self.first.len() as u64) < sent || (self.retried.len() as u64) < retries
     }
 
     /// Whether all batches are counted.

@@ -52,6 +52,7 @@ impl Lease {
         };
         let set = engine.compare_and_set(BUCKET, &key, value.clone(), expected);
         let Some(mut revision) = set.await? else {
+            mirror.reload();
             return Ok(None);
         };
         let mut lease = Self {

@@ -9,9 +9,12 @@ mod housekeeping;
 mod transmit;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,14 +29,17 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::bodies::{Bodies, lock};
+use self::{
+    bodies::{Bodies, lock},
+    housekeeping::LastRun,
+};
 use crate::{
     apps::{App, CurrentApps},
     engine::{Engine, RETRY_PAUSE},
     jobs::{self, OPEN_JOBS_MAX},
     lease::Lease,
     messages::{
-        AllowDelete, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
+        AllowDelete, Asset, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
         ServerState,
     },
     metrics::Metrics,
@@ -46,6 +52,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Maximum pause after an error; it doubles with each error of a job.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Seconds without a result after which a maker checks that no batch is lost.
+const QUIET_TICKS: u32 = 10;
 
 /// First words of the reason of a job that is retried.
 const RETRIED: &str = "retrying after an error";
@@ -82,7 +91,7 @@ impl<E: Engine> Maker<E> {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
         let mut changes = self.mirror.changes();
-        let (mut last_housekeeping, mut strays) = (0, HashSet::new());
+        let mut last_run = LastRun::default();
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             while let Some(made) = tasks.join_next().now_or_never().flatten() {
@@ -90,7 +99,7 @@ impl<E: Engine> Maker<E> {
             }
             if self.mirror.is_current() {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
-                let kept = self.keep_house(&mut last_housekeeping, &mut strays).await;
+                let kept = self.keep_house(&mut last_run).await;
                 if let Err(error) = taken.and(kept) {
                     tracing::debug!(error = format!("{error:#}"), "failed to start or end jobs");
                 }
@@ -189,6 +198,7 @@ impl<E: Engine> Maker<E> {
 
     async fn make_once(&self, id: &str, app: &Arc<App>) -> Result<()> {
         let Some(mut job) = self.change_job(id, |_| ()).await? else {
+            self.mirror.reload();
             return Ok(());
         };
         if job.server_state == ServerState::Finished {
@@ -207,13 +217,13 @@ impl<E: Engine> Maker<E> {
         let mut counted = ResultFile::new(list);
         counted.tally.counts.other.clone_from(&job.counts.other);
         let progress = watch::Sender::new(0);
-        let first = job.clone();
-        let transmission = self.transmit(&first, app, progress.subscribe());
+        let (first, sent_batches) = (job.clone(), AtomicU64::new(job.batch_count));
+        let transmission = self.transmit(&first, app, progress.subscribe(), &sent_batches);
         tokio::pin!(transmission);
         let mut transmits = job.server_state == ServerState::Transmitting;
-        let known = self.engine.jobs_with_messages().await?;
-        let is_continued = transmits && known.iter().any(|jobs| jobs.contains(id));
-        let mut ticks = interval(TICK);
+        let known = self.engine.messages(id).await?;
+        let is_continued = transmits && known.iter().any(|count| *count > 0);
+        let (mut ticks, mut quiet, mut results_read) = (interval(TICK), 0, 0);
         loop {
             tokio::select! {
                 sent = &mut transmission, if transmits => match sent {
@@ -228,13 +238,14 @@ impl<E: Engine> Maker<E> {
                 },
                 result = results.next() => {
                     let (_, result) = result.context("the stream of results ended")??;
+                    (quiet, results_read) = (0, results_read + 1);
                     self.count(&job, &result, &mut counted)?;
                     progress.send_replace(counted.tally.first.len() as u64);
                     if transmits || !counted.tally.has_all(job.batch_count) {
                         continue;
                     }
                 }
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => quiet += 1,
             }
             let update = |it: &mut JobStatus| {
                 let is_own = it.server_state == job.server_state
@@ -252,20 +263,48 @@ impl<E: Engine> Maker<E> {
             if !job.is_open() {
                 return self.end_cancelled(id, None).await;
             }
+            let sent = sent_batches.load(Ordering::Relaxed);
+            if quiet >= QUIET_TICKS && counted.tally.misses(sent, &job) {
+                quiet = 0;
+                // The result of a batch is published before the batch is settled.
+                let [batches, results] = self.engine.messages(id).await?;
+                if batches == 0 && results <= results_read {
+                    return self.begin_again(id).await;
+                }
+            }
             if transmits || !counted.tally.has_all(job.batch_count) {
                 continue;
             }
             if job.retry_batch_count.is_none() {
-                let count = self.send_retries(id, &mut counted).await?;
+                let count = self.send_retries(&job, &mut counted).await?;
                 let set = |job: &mut JobStatus| job.retry_batch_count = Some(count);
                 job = self.change(id, set).await?;
             }
             // If an earlier maker published a batch with the same number, the later batch may have more assets.
-            let has_batches =
-                is_continued && self.engine.jobs_with_messages().await?[0].contains(id);
+            let has_batches = is_continued && self.engine.messages(id).await?[0] > 0;
             if counted.tally.is_complete(&job) && !has_batches {
                 return self.finish(&job, app, counted).await;
             }
+        }
+    }
+
+    /// Begins a job whose batches or results are lost again, or cancels it.
+    async fn begin_again(&self, id: &str) -> Result<()> {
+        self.engine.purge(id, true).await?;
+        let received = lock(&self.bodies).get(id).map(|it| it.start.to_string());
+        let again = |job: &mut JobStatus| {
+            let of_source = (!job.push && !job.has_body).then(String::new);
+            jobs::begin_again(job, received.clone().or(of_source), (self.clock)());
+        };
+        let job = self.change(id, again).await?;
+        tracing::warn!(
+            job = id,
+            restarts = job.restarts,
+            "NATS lost batches or results of a job"
+        );
+        match job.is_cancelled() {
+            true => self.end_cancelled(id, None).await,
+            false => Ok(()),
         }
     }
 
@@ -273,6 +312,7 @@ impl<E: Engine> Maker<E> {
     fn restore(&self, job: &mut JobStatus, last: &JobStatus) {
         job.server_state.clone_from(&last.server_state);
         (job.batch_count, job.retry_batch_count) = (last.batch_count, last.retry_batch_count);
+        job.ended_at = None;
         jobs::pause(job, (self.clock)());
         job.reason = Some("another program wrote an impossible state".to_owned());
     }
@@ -313,23 +353,33 @@ impl<E: Engine> Maker<E> {
 
     /// Publishes all assets whose first attempt failed, in batches of attempt 2; returns the number of batches. A repeated call
     /// publishes the same batches.
-    async fn send_retries(&self, id: &str, file: &mut ResultFile) -> Result<u64> {
+    async fn send_retries(&self, job: &JobStatus, file: &mut ResultFile) -> Result<u64> {
         let failed = file.failed.clone();
         let batches = failed.chunks(BATCH_ASSETS_MAX);
         for (number, positions) in (0..).zip(batches.clone()) {
             let assets = positions.iter().map(|it| Ok(file.read(*it)?.asset));
             let assets = assets.collect::<Result<_>>()?;
-            self.send(&JobBatch::new(id, number, 2, assets)).await?;
+            self.send(job, number, 2, assets).await?;
         }
         Ok(batches.len() as u64)
     }
 
     /// Publishes a batch; retries while the job is open, because workers make room in a full stream. The message id depends on the
     /// assets, because an earlier maker may have published a batch with this number and other assets.
-    async fn send(&self, batch: &JobBatch) -> Result<()> {
-        let payload = Bytes::from(serde_json::to_vec(batch)?);
-        let (job, id) = (&batch.job_id, batch.id());
-        let id = format!("{id}-{:x}", xxh3_64(&payload));
+    async fn send(
+        &self,
+        job: &JobStatus,
+        number: u64,
+        attempt: u32,
+        assets: Vec<Asset>,
+    ) -> Result<()> {
+        let (job, restarts) = (&job.job_id, job.restarts);
+        let batch = JobBatch {
+            restarts,
+            ..JobBatch::new(job, number, attempt, assets)
+        };
+        let payload = Bytes::from(serde_json::to_vec(&batch)?);
+        let id = format!("{}-{:x}", batch.id(), xxh3_64(&payload));
         let send = || self.engine.send_batch(job, &id, payload.clone());
         ensure!(self.mirror.repeat(job, send).await, "the job has ended");
         Ok(())

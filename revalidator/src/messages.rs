@@ -139,6 +139,8 @@ pub struct JobStatus {
     pub suspensions: u32,
     /// Number of batches with failed assets; set when all of them are published.
     pub retry_batch_count: Option<u64>,
+    /// How often the job has begun again, because the broker had lost batches or results.
+    pub restarts: u32,
     /// Outcomes so far.
     pub counts: Counts,
     /// Position in the source after the transmitted batches; empty at its start.
@@ -151,6 +153,8 @@ pub struct JobStatus {
     pub has_body: bool,
     /// Whether another program is the maker.
     pub foreign: bool,
+    /// Since when a foreign maker has sent nothing; other jobs of the application do not wait for the job.
+    pub quiet_since: Option<u64>,
     /// Whether an operator has acknowledged the cancellation.
     pub acknowledged: bool,
     /// Name of the application, to confirm the removal of all objects.
@@ -272,6 +276,13 @@ pub struct JobBatch {
     /// 2 for assets whose first attempt failed, otherwise 1.
     #[serde(default = "first_attempt")]
     pub attempt: u32,
+    /// Restarts of the job. Without them, the broker would discard batches and results that it received before.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub restarts: u32,
+}
+
+fn is_first(restarts: &u32) -> bool {
+    *restarts == 0
 }
 
 fn first_attempt() -> u32 {
@@ -286,12 +297,23 @@ impl JobBatch {
             job_id: job.to_owned(),
             batch,
             attempt,
+            restarts: 0,
         }
     }
 
     /// Message id of the batch and of its result.
     pub fn id(&self) -> String {
-        format!("{}/{}/{}", self.job_id, self.batch, self.attempt)
+        let Self {
+            job_id,
+            batch,
+            attempt,
+            restarts,
+            ..
+        } = self;
+        match restarts {
+            0 => format!("{job_id}/{batch}/{attempt}"),
+            _ => format!("{job_id}/{batch}/{attempt}/{restarts}"),
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use runtime::{
 };
 
 use crate::{
-    jobs::candidates,
+    apps::CurrentApps,
+    jobs::{candidates, explained, throttled},
     messages::{JobStatus, Subscription},
     mirror::Mirror,
 };
@@ -69,6 +70,7 @@ pub fn job_state(job: &JobStatus) -> &'static str {
         (S::Other(_), _) | (_, R::Other(_)) => "unknown",
         (_, R::Suspended) => "suspended",
         (_, R::Waiting) => "waiting",
+        _ if job.quiet_since.is_some() => "waiting",
         _ => "active",
     }
 }
@@ -92,7 +94,7 @@ fn longest_wait(jobs: &[Arc<JobStatus>], now: u64) -> u64 {
 ///
 /// # Errors
 /// When a name is already registered.
-pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
+pub fn register_state(registry: &Registry, mirror: Mirror, apps: CurrentApps) -> Result<()> {
     const STATES: &str = "waiting active suspended finished cancelled acknowledged unknown";
     registry.read(move || {
         let jobs = mirror.jobs();
@@ -103,11 +105,14 @@ pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
         }
         let states = states.into_iter();
         let states = states.map(|(state, count)| ([state], as_f64(count)));
-        let age = longest_wait(&jobs, unix_micros() / 1000);
+        let now = unix_micros() / 1000;
+        let age = longest_wait(&jobs, now);
+        let throttled = throttled(jobs.iter().map(|job| &**job), now);
         let is_shown = |job: &&Arc<JobStatus>| {
             !job.push && !matches!(job_state(job), "finished" | "acknowledged")
         };
-        let shown: Vec<_> = jobs.iter().filter(is_shown).collect();
+        let shown = jobs.iter().filter(is_shown);
+        let shown: Vec<_> = shown.map(|job| explained(job, &throttled)).collect();
         let of_job = |def, count: fn(&JobStatus) -> u64| {
             let shown = shown.iter();
             let samples = shown.map(|job| ([&*job.job_id, &*job.app_name], as_f64(count(job))));
@@ -116,7 +121,15 @@ pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
         let reasons: Vec<_> = shown.iter().map(|job| reason(job)).collect();
         let resume = shown.iter().zip(&reasons).map(|(job, reason)| {
             let labels = [&*job.job_id, &*job.app_name, job_state(job), reason];
-            (labels, as_f64(job.resume_at.unwrap_or(0)) / 1000.0)
+            let resume = job
+                .resume_at
+                .max(job.throttled_until.filter(|_| job.is_open()));
+            (labels, as_f64(resume.unwrap_or(0)) / 1000.0)
+        });
+        let apps = apps();
+        let next = apps.iter().filter_map(|app| {
+            let next = app.settings.schedule.as_ref()?.next(now)?;
+            Some(([&*app.name], as_f64(next) / 1000.0))
         });
         let app = |id: &String| Some(mirror.job(id)?.app_name.clone());
         let workers = mirror.workers().into_iter().map(|it| {
@@ -137,6 +150,7 @@ pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
             family(defs::JOB_RESUME, resume),
             of_worker(defs::CONCURRENCY, |it| it.concurrency as u64),
             family(defs::JOBS, states),
+            family(defs::SCHEDULE_NEXT, next),
             value(defs::OLDEST_WAITING, as_f64(age) / 1000.0),
             value(defs::WORKERS, as_f64(workers.len() as u64)),
         ]

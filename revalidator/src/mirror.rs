@@ -5,7 +5,7 @@
 //! [`LEASE`], measured with the reader's clock. The clocks of machines therefore need not agree.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use futures_util::StreamExt as _;
 use prometheus::IntCounter;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, interval_at, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +30,9 @@ use crate::{
 
 /// Time without renewal after which a lease is free.
 pub const LEASE: Duration = Duration::from_secs(30);
+
+/// Time between two checks that the broker has not lost keys.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum numbers of jobs and of other keys, and maximum bytes of a key and of a value that is not a job. The rest is ignored.
 const JOBS_MAX: usize = 5_000;
@@ -73,6 +76,7 @@ pub enum LeaseState {
 pub struct Mirror {
     copy: Arc<RwLock<Copy>>,
     changes: watch::Sender<()>,
+    reloads: watch::Sender<()>,
     invalid_messages: IntCounter,
 }
 
@@ -82,6 +86,7 @@ impl Mirror {
         Self {
             copy: Arc::default(),
             changes: watch::Sender::new(()),
+            reloads: watch::Sender::new(()),
             invalid_messages,
         }
     }
@@ -97,6 +102,11 @@ impl Mirror {
     /// Whether the copy has all entries.
     pub fn is_current(&self) -> bool {
         self.read().is_current == [true; 2]
+    }
+
+    /// Reads the buckets again, because the broker seems to have lost keys.
+    pub fn reload(&self) {
+        self.reloads.send_replace(());
     }
 
     /// Notifies about changes.
@@ -242,15 +252,39 @@ impl Mirror {
     }
 
     async fn follow_once<E: Engine>(&self, engine: &E, bucket: Bucket) -> Result<()> {
+        let mut reloads = self.reloads.subscribe();
         let mut watch = engine.watch(bucket).await?;
-        let mut revision = 0;
+        let (mut revision, mut seen) = (0, Some(HashSet::new()));
+        let mut checks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
         loop {
-            self.write().is_current[bucket as usize] |= revision >= watch.current;
+            if let Some(seen) = seen.take_if(|_| revision >= watch.current) {
+                self.replace(engine, bucket, &seen).await?;
+            }
             self.changes.send_replace(());
-            let Some(entry) = watch.entries.next().await.transpose()? else {
+            let entry = tokio::select! {
+                biased;
+                entry = watch.entries.next() => entry.transpose()?,
+                _ = reloads.changed() => None,
+                _ = checks.tick() => {
+                    let copy = || self.read();
+                    let known = match bucket {
+                        Bucket::Jobs => copy().jobs.len(),
+                        _ => copy().subscriptions.len(),
+                    };
+                    let keys = engine.keys(bucket).await?;
+                    ensure!(keys >= known as u64, "the broker has lost keys");
+                    // The newest entries may not exist any more.
+                    revision = revision.max(watch.current);
+                    continue;
+                }
+            };
+            let Some(entry) = entry else {
                 return Ok(());
             };
             revision = entry.revision;
+            if let Some(seen) = &mut seen {
+                seen.insert(entry.key.clone());
+            }
             if let Some(last) = self.apply(bucket, entry) {
                 let value = serde_json::to_vec(&last)?.into();
                 let id = &last.job_id;
@@ -260,6 +294,36 @@ impl Mirror {
             }
         }
     }
+
+    /// Removes the keys that a new watch has not `seen`, because the broker has lost them, and restores the open jobs among them.
+    async fn replace<E: Engine>(
+        &self,
+        engine: &E,
+        bucket: Bucket,
+        seen: &HashSet<String>,
+    ) -> Result<()> {
+        let mut lost = Vec::new();
+        if bucket == Bucket::Jobs {
+            let jobs = &mut self.write().jobs;
+            jobs.retain(|id, job| seen.contains(id) || job.is_open());
+            lost.extend(
+                jobs.values()
+                    .filter(|it| !seen.contains(&it.job_id))
+                    .cloned(),
+            );
+        } else {
+            self.write()
+                .subscriptions
+                .retain(|key, _| seen.contains(key));
+        }
+        for job in lost {
+            if create_job(engine, &job).await? {
+                tracing::warn!(job = job.job_id, "restored a job that the broker had lost");
+            }
+        }
+        self.write().is_current[bucket as usize] = true;
+        Ok(())
+    }
 }
 
 /// A status for a new job, with the defaults of an application. Times are Unix milliseconds.
@@ -267,6 +331,8 @@ pub fn new_job(app: &App, id: String, now: u64) -> JobStatus {
     JobStatus {
         app_name: app.name.clone(),
         job_id: id,
+        // Only a request can remove all objects.
+        allow_delete: app.settings.allow_delete.min(AllowDelete::Partial),
         revalidators_needed: app.settings.workers,
         created_at: now,
         ..JobStatus::default()
@@ -331,8 +397,6 @@ pub async fn change_job_of<E: Engine>(
             // The process that received the assets of a job acquired the lease with the id of the job as holder.
             let is_own = lease.is_some_and(|(holder, _)| holder == maker || holder == id);
             ensure!(is_own, "the lease is lost");
-        // Only a request can remove all objects.
-        allow_delete: app.settings.allow_delete.min(AllowDelete::Partial),
         }
         let set = engine.compare_and_set(Bucket::Jobs, id, value.into(), Some(revision));
         if set.await?.is_some() {

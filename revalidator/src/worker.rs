@@ -232,7 +232,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             return Ok(false);
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
-        let batches = worker.engine.batches(self.id, needed).await?;
+        let mut batches = worker.engine.batches(self.id, needed).await?;
         while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost.is_cancelled() {
             let next = worker.engine.next_batch(&batches, BATCH_WAIT);
             let Some(next) = worker.stop.run_until_cancelled(next).await else {
@@ -253,6 +253,9 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             match worker.mirror.job(self.id) {
                 Some(newest) => job = newest.as_ref().clone(),
                 None => break,
+            }
+            if is_idle && job.is_open() {
+                batches = worker.engine.batches(self.id, needed).await?;
             }
         }
         Ok(false)

@@ -63,7 +63,7 @@ pub struct Cookies {
     pub sightings_apart: Duration,
 }
 
-fn one_day() -> Duration {
+pub(super) fn one_day() -> Duration {
     Duration::from_secs(24 * 3600)
 }
 

@@ -7,13 +7,13 @@ use regex::bytes::Regex;
 use serde::Deserialize;
 use url::Host;
 
-use super::cookies::Cookies;
+use super::cookies::{Cookies, one_day};
 use crate::{
     concurrency,
     contents::Contents,
     messages::{AllowDelete, BATCH_ASSETS_MAX, WORKERS_NEEDED_MAX},
     schedule::Schedule,
-    values::{hosts, optional_duration, patterns, size},
+    values::{duration, hosts, optional_duration, patterns, size},
 };
 
 /// Maximum bytes of the name of an application, which is part of keys and subjects.
@@ -95,6 +95,9 @@ pub struct AppSettings {
     pub workers: u32,
     /// Limit and counter of the requests at the limiter: `LIMIT/COUNTER`.
     pub limit: Option<String>,
+    /// Maximum pause that the origin can demand with `Retry-After`.
+    #[serde(default = "one_day", deserialize_with = "duration")]
+    pub retry_after_max: Duration,
     /// When jobs are created.
     pub schedule: Option<Schedule>,
     /// What the schedule does while an earlier job is open.
@@ -159,6 +162,9 @@ impl AppSettings {
         check(self.gone_on.iter().all(is_gone_status), GONE_ERROR);
         let can_fire = self.schedule.is_none() || has_assets;
         check(can_fire, "schedule: requires `assets`");
+        let pauses = Duration::from_secs(1)..=one_day();
+        let is_pause = pauses.contains(&self.retry_after_max);
+        check(is_pause, "retry_after_max: use 1s to 24h");
         let is_limit = self.limit.as_deref().is_none_or(is_counter);
         check(is_limit, "limit: use LIMIT/COUNTER");
         let found = self.cookies.as_ref();

@@ -135,6 +135,7 @@ impl Setup {
             job_id: "j".to_owned(),
             batch: 0,
             attempt: 1,
+            restarts: 0,
         };
         let checked = self
             .checker
@@ -310,8 +311,8 @@ async fn missing_object_is_requested_without_conditions_and_stored() {
     let contents = setup.app.settings.contents.clone().unwrap();
     contents.remove("7").await.unwrap();
     setup.check(AllowDelete::None).await.unwrap();
-    let unconditional = setup.checker.origin.unconditional.lock().unwrap();
     assert_eq!(setup.stored().len(), 100);
+    let unconditional = setup.checker.origin.unconditional.lock().unwrap();
     assert_eq!(*unconditional, [7]);
 }
 
@@ -320,13 +321,13 @@ async fn forced_requests_have_no_conditions_and_keep_equal_objects() {
     let mut setup = Setup::new(|number| (200, if number < 40 { "new" } else { "old" }, 10));
     setup.force_update = true;
     setup.store_all().await;
-    let results = setup.check(AllowDelete::None).await.unwrap();
     let contents = setup.app.settings.contents.clone().unwrap();
     let written = |number| {
         let file = fs::metadata(contents.path(number)).unwrap();
         file.modified().unwrap()
     };
     let before = (written("39"), written("40"));
+    let results = setup.check(AllowDelete::None).await.unwrap();
     let changed = results.iter().filter(|it| it.outcome == Outcome::Changed);
     let fresh = results.iter().filter(|it| it.outcome == Outcome::Fresh);
     assert_eq!((changed.count(), fresh.count()), (40, 60));

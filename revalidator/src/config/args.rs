@@ -30,6 +30,8 @@ pub struct Args {
     #[command(flatten)]
     pub(super) work: WorkArgs,
     #[command(flatten)]
+    pub(super) nats_tls: runtime_nats::TlsArgs,
+    #[command(flatten)]
     pub(super) limiter: LimiterArgs,
     #[command(flatten)]
     pub(super) api: ApiArgs,

@@ -1,22 +1,22 @@
 //! NATS JetStream: three key-value buckets, a work queue for batches, and a stream for results. Uses only features that
 //! nats-server 2.9 supports.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, future::Future, time::Duration};
 
 use super::{ACK_WAIT, Bucket, Engine, Entry, MESSAGE_BYTES_MAX, Results, Settlement, Watch};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use async_nats::{
-    ConnectOptions,
-    jetstream::{
-        self, AckKind,
-        consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull, push},
-        kv,
-        message::PublishMessage,
-        stream::{self, DiscardPolicy, RetentionPolicy, StorageType},
-    },
+use async_nats::jetstream::{
+    self, AckKind,
+    consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull, push},
+    kv,
+    message::PublishMessage,
+    stream::{self, DiscardPolicy, RetentionPolicy, StorageType},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use runtime_nats::Servers;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
 
 /// Stream of batches, and its subjects without the job.
 const WORK_STREAM: &str = "REVALIDATOR_WORK";
@@ -25,6 +25,13 @@ const WORK: &str = "revalidator.work.";
 /// Stream of results, and its subjects without the job.
 const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
 const RESULTS: &str = "revalidator.results.";
+
+/// The buckets, in the order of [`Bucket`].
+const BUCKETS: [&str; 3] = [
+    "revalidator_jobs",
+    "revalidator_subscriptions",
+    "revalidator_matches",
+];
 
 /// Errors of reading the results, and of reading their size.
 const READ: &str = "cannot read batch results from NATS";
@@ -38,7 +45,13 @@ const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BUCKET_BYTES_MAX: i64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection whose streams and buckets exist.
+/// Time between two checks that the streams exist.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Time without a worker after which the server removes the consumer of a job. The next worker creates it again.
+const CONSUMER_UNUSED_MAX: Duration = Duration::from_secs(3600);
+
+/// A connection to a server that has the streams and buckets.
 #[derive(Debug, Clone)]
 pub struct Nats {
     client: async_nats::Client,
@@ -46,6 +59,15 @@ pub struct Nats {
     buckets: [kv::Store; 3],
     work: stream::Stream,
     results: stream::Stream,
+    streams: watch::Sender<Streams>,
+}
+
+/// Result of the last check of the streams.
+#[derive(Debug, Default)]
+struct Streams {
+    /// Name and time of creation of each stream. They change if the server loses a stream.
+    created: Vec<(String, String)>,
+    error: Option<String>,
 }
 
 /// Unsuitable settings of the server, or of an existing stream or bucket.
@@ -54,17 +76,13 @@ pub struct Nats {
 pub struct OtherSettings(String);
 
 impl Nats {
-    /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets.
+    /// Connects to a server, and creates missing streams and buckets.
     ///
     /// # Errors
     /// When no server is available; [`OtherSettings`] if messages would be too large, or a stream has unexpected settings.
-    pub async fn connect(urls: &str) -> Result<Self> {
-        let options = ConnectOptions::new()
-            .name("revalidator")
-            .connection_timeout(TIMEOUT)
-            .request_timeout(Some(TIMEOUT));
-        let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
-        let client = options.connect(urls).await.context("connecting to NATS")?;
+    pub async fn connect(servers: &Servers) -> Result<Self> {
+        let client = servers.connect("revalidator", TIMEOUT).await;
+        let client = client.context("connecting to NATS")?;
         let max = client.max_payload();
         ensure!(
             max >= MESSAGE_BYTES_MAX,
@@ -74,27 +92,60 @@ impl Nats {
         );
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
-        let store = async |name| open_bucket(&context, name).await;
-        let mut work = config(WORK_STREAM, format!("{WORK}*"));
-        work.retention = RetentionPolicy::WorkQueue;
-        let mut results = config(RESULTS_STREAM, format!("{RESULTS}*"));
-        results.max_bytes = super::RESULT_BYTES_MAX.cast_signed();
+        let created = open_all(&context).await?;
+        let store = async |name| {
+            let store = context.get_key_value(name).await;
+            store.with_context(|| format!("cannot open bucket {name}"))
+        };
         Ok(Self {
             buckets: [
-                store("revalidator_jobs").await?,
-                store("revalidator_subscriptions").await?,
-                store("revalidator_matches").await?,
+                store(BUCKETS[0]).await?,
+                store(BUCKETS[1]).await?,
+                store(BUCKETS[2]).await?,
             ],
-            work: open(&context, work).await?,
-            results: open(&context, results).await?,
+            work: context.get_stream(WORK_STREAM).await?,
+            results: context.get_stream(RESULTS_STREAM).await?,
             client,
             context,
+            streams: watch::Sender::new(Streams {
+                created,
+                error: None,
+            }),
         })
     }
 
-    /// Whether the connection is up now.
-    pub fn is_connected(&self) -> bool {
+    fn is_connected(&self) -> bool {
         self.client.connection_state() == async_nats::connection::State::Connected
+    }
+
+    /// Whether the server is available and has all streams.
+    ///
+    /// # Errors
+    /// The reason why it is not.
+    pub fn state(&self) -> Result<(), String> {
+        if !self.is_connected() {
+            return Err("disconnected; reconnecting".to_owned());
+        }
+        self.streams.borrow().error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Until `stop`, checks all streams every [`CHECK_INTERVAL`], and creates those that the server has lost. Watches and result streams
+    /// then end, because their consumers belong to the lost streams.
+    pub async fn supervise(self, stop: CancellationToken) {
+        let pause = || stop.run_until_cancelled(sleep(CHECK_INTERVAL));
+        while pause().await.is_some() {
+            if self.is_connected() {
+                let found = open_all(&self.context).await;
+                self.streams.send_modify(|it| it.update(found));
+            }
+        }
+    }
+
+    /// Completes when the server has lost a stream.
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut streams = self.streams.subscribe();
+        let created = streams.borrow_and_update().created.clone();
+        async move { drop(streams.wait_for(|it| it.created != created).await) }
     }
 
     fn store(&self, bucket: Bucket) -> &kv::Store {
@@ -106,6 +157,34 @@ impl Nats {
         let sent = self.context.send_publish(subject, message).await;
         sent.context("publish")?.await.context("publish")?;
         Ok(())
+    }
+}
+
+impl Streams {
+    /// Logs each change once. A loss is an error until the next check, as the contents are being restored.
+    fn update(&mut self, found: Result<Vec<(String, String)>>) {
+        let error = match found {
+            Ok(created) if created == self.created => None,
+            Ok(created) => {
+                let lost = created.iter().filter(|it| !self.created.contains(it));
+                let lost: Vec<_> = lost.map(|it| &*it.0).collect();
+                let error = format!(
+                    "NATS lost streams, which are created again: {}",
+                    lost.join(" ")
+                );
+                self.created = created;
+                Some(error)
+            }
+            Err(error) => Some(format!("streams unavailable: {error:#}")),
+        };
+        match &error {
+            Some(error) if self.error.as_ref() != Some(error) => {
+                tracing::error!(error, "NATS lost data, or its streams are unavailable");
+            }
+            None if self.error.is_some() => tracing::info!("all NATS streams are available again"),
+            _ => {}
+        }
+        self.error = error;
     }
 }
 
@@ -125,17 +204,9 @@ fn config(name: &str, subjects: String) -> stream::Config {
     }
 }
 
-/// Opens a stream, or creates it if it is missing.
-async fn open(context: &jetstream::Context, config: stream::Config) -> Result<stream::Stream> {
-    let stream = context.get_or_create_stream(config.clone()).await;
-    let stream = stream.with_context(|| format!("cannot open stream {}", config.name))?;
-    check(&config, &stream.cached_info().config)?;
-    Ok(stream)
-}
-
-/// Opens a bucket; if it is missing, creates its stream as the client would.
-async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Store> {
-    let stream = stream::Config {
+/// Settings of all streams. Those of buckets have the settings that the client would choose.
+fn configs() -> Vec<stream::Config> {
+    let bucket = |name: &&str| stream::Config {
         max_messages_per_subject: 1,
         max_age: KEY_AGE_MAX,
         max_bytes: BUCKET_BYTES_MAX,
@@ -144,12 +215,33 @@ async fn open_bucket(context: &jetstream::Context, name: &str) -> Result<kv::Sto
         allow_direct: true,
         ..config(&format!("KV_{name}"), format!("$KV.{name}.>"))
     };
-    open(context, stream).await?;
-    let store = context.get_key_value(name).await;
-    store.with_context(|| format!("cannot open bucket {name}"))
+    let mut configs: Vec<_> = BUCKETS.iter().map(bucket).collect();
+    configs.push(stream::Config {
+        retention: RetentionPolicy::WorkQueue,
+        ..config(WORK_STREAM, format!("{WORK}*"))
+    });
+    configs.push(stream::Config {
+        max_bytes: super::RESULT_BYTES_MAX.cast_signed(),
+        ..config(RESULTS_STREAM, format!("{RESULTS}*"))
+    });
+    configs
 }
 
-/// Checks the settings of a stream that this program relies on. The operator may choose the number of replicas.
+/// Opens all streams, and creates missing ones. Returns their names and times of creation.
+async fn open_all(context: &jetstream::Context) -> Result<Vec<(String, String)>> {
+    let mut created = Vec::new();
+    for config in configs() {
+        let stream = context.get_or_create_stream(config.clone()).await;
+        let stream = stream.with_context(|| format!("cannot open stream {}", config.name))?;
+        let info = stream.cached_info();
+        check(&config, &info.config)?;
+        created.push((config.name, info.created.to_string()));
+    }
+    Ok(created)
+}
+
+/// Checks the settings of a stream that this program relies on. The operator may choose the number of replicas, and a larger maximum
+/// size.
 fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
     let name = &expected.name;
     let (expected, found) = (
@@ -159,8 +251,10 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
     const SETTINGS: &str = "subjects retention discard max_msgs max_msgs_per_subject max_msg_size max_bytes max_age storage";
     for setting in SETTINGS.split(' ') {
         let (expected, found) = (&expected[setting], &found[setting]);
+        // A maximum of -1 is none.
+        let is_larger = |it: &serde_json::Value| *it == -1 || it.as_i64() > expected.as_i64();
         ensure!(
-            expected == found,
+            expected == found || setting == "max_bytes" && is_larger(found),
             OtherSettings(format!(
                 "stream {name} exists with other settings: {setting} is {found}, not {expected}; remove the stream, or use another account"
             ))
@@ -169,11 +263,19 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
     Ok(())
 }
 
+/// Matching subjects that have messages, and their numbers of messages.
+async fn subjects(stream: &stream::Stream, filter: String) -> Result<Vec<(String, usize)>> {
+    let subjects = stream.info_with_subjects(filter).await;
+    let subjects = subjects.context("subjects")?;
+    subjects.map_err(anyhow::Error::from).try_collect().await
+}
+
 impl Engine for Nats {
     type Batches = PullConsumer;
     type Delivery = jetstream::Message;
 
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
+        let lost = self.lost();
         let store = self.store(bucket);
         let stream = self.context.get_stream(&store.stream_name).await;
         let stream = stream.context("watch")?;
@@ -191,8 +293,14 @@ impl Engine for Nats {
         });
         Ok(Watch {
             current,
-            entries: entries.boxed(),
+            entries: entries.take_until(lost).boxed(),
         })
+    }
+
+    async fn keys(&self, bucket: Bucket) -> Result<u64> {
+        let stream = self.context.get_stream(&self.store(bucket).stream_name);
+        let stream = stream.await.context("keys")?;
+        Ok(stream.cached_info().state.messages)
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<(Bytes, u64)>> {
@@ -244,6 +352,7 @@ impl Engine for Nats {
             ack_policy: AckPolicy::Explicit,
             ack_wait: ACK_WAIT,
             max_ack_pending: workers.into(),
+            inactive_threshold: CONSUMER_UNUSED_MAX,
             ..pull::Config::default()
         };
         let consumer = self.work.get_or_create_consumer(job, config).await;
@@ -277,6 +386,7 @@ impl Engine for Nats {
     }
 
     async fn results(&self, job: &str, from: u64) -> Result<Results> {
+        let lost = self.lost();
         let config = push::OrderedConfig {
             deliver_subject: self.client.new_inbox(),
             filter_subject: [RESULTS, job].concat(),
@@ -292,7 +402,7 @@ impl Engine for Nats {
             let info = message.info().map_err(|error| anyhow!("{READ}: {error}"))?;
             Ok((info.stream_sequence, message.payload.clone()))
         });
-        Ok(payloads.boxed())
+        Ok(payloads.take_until(lost).boxed())
     }
 
     async fn result_bytes(&self) -> Result<u64> {
@@ -300,12 +410,22 @@ impl Engine for Nats {
         Ok(info.context(SIZE)?.state.bytes)
     }
 
+    async fn messages(&self, job: &str) -> Result<[u64; 2]> {
+        let count = async |stream: &stream::Stream, subject: &str| {
+            let found = subjects(stream, [subject, job].concat()).await?;
+            anyhow::Ok(found.iter().map(|it| it.1 as u64).sum())
+        };
+        Ok([
+            count(&self.work, WORK).await?,
+            count(&self.results, RESULTS).await?,
+        ])
+    }
+
     async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {
         let jobs = async |stream: &stream::Stream, subject: &str| {
-            let subjects = stream.info_with_subjects(format!("{subject}*")).await;
-            let subjects = subjects.context("subjects")?.map_err(anyhow::Error::from);
-            let job = |found: (String, usize)| found.0.replace(subject, "");
-            subjects.map_ok(job).try_collect().await
+            let found = subjects(stream, format!("{subject}*")).await?;
+            let jobs = found.into_iter().map(|it| it.0.replace(subject, ""));
+            anyhow::Ok(jobs.collect())
         };
         Ok([
             jobs(&self.work, WORK).await?,
@@ -335,6 +455,9 @@ mod tests {
         task::JoinSet,
     };
 
+    use runtime::settings::ConfigErrors;
+    use runtime_nats::TlsArgs;
+
     use super::*;
 
     #[tokio::test]
@@ -355,7 +478,8 @@ mod tests {
             }
         });
         let url = format!("nats://{address}");
-        let error = Box::pin(Nats::connect(&url)).await;
+        let servers = Servers::check(&mut ConfigErrors::default(), "", &url, &TlsArgs::default());
+        let error = Box::pin(Nats::connect(&servers.unwrap())).await;
         let error = error.unwrap_err();
         let text = error.to_string();
         assert!(error.is::<OtherSettings>(), "{error:#}");

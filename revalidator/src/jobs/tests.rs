@@ -118,6 +118,23 @@ fn end_or_pause_of_a_throttled_job_does_not_end_the_demand() {
 }
 
 #[test]
+fn throttled_application_explains_its_open_jobs() {
+    let mut jobs = [job("a", "x", 1), job("b", "x", 2), job("c", "y", 3)];
+    suspend(&mut jobs[0], "throttled (429)", Some(90_000), 9);
+    cancel(&mut jobs[0], "by an operator", 10);
+    let throttled = throttled(&jobs, 11);
+    let of = |job| {
+        let shown = explained(job, &throttled);
+        (shown.throttled_until, shown.reason.clone())
+    };
+    let [ended, waiting, other] = &jobs;
+    let until = Some(90_009);
+    assert_eq!(of(ended), (until, Some("by an operator".to_owned())));
+    assert_eq!(of(waiting), (until, Some(THROTTLED.to_owned())));
+    assert_eq!(of(other), (None, None));
+}
+
+#[test]
 fn job_without_a_result_for_a_day_is_cancelled() {
     let mut it = job("a", "x", 0);
     let mut now = 5_000;

@@ -3,7 +3,10 @@
 //!
 //! Every [maker](super) runs all steps. Repeating a step changes nothing.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use anyhow::Result;
 
@@ -11,8 +14,11 @@ use super::Maker;
 use crate::{
     apps::Overlap,
     engine::{Bucket, Engine, RESULT_BYTES_MAX},
-    jobs::{DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, correct, is_throttled, overdue},
-    messages::{AllowDelete, JobStatus, ServerState, is_job_id},
+    jobs::{
+        DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, QUIET_MS, correct, is_throttled, overdue,
+        set_quiet,
+    },
+    messages::{JobStatus, ServerState, is_job_id},
     mirror::{change_job, create_job, new_job},
 };
 
@@ -25,19 +31,24 @@ const SCHEDULE: &str = "schedule.";
 /// Time between two runs.
 const INTERVAL_MS: u64 = 10_000;
 
+/// State of the last run.
+#[derive(Default)]
+pub(super) struct LastRun {
+    at: u64,
+    /// Ids that had messages but no job.
+    strays: HashSet<String>,
+    /// For foreign jobs, the numbers of batches and results, and since when these are the same.
+    progress: HashMap<String, ([u64; 2], u64)>,
+}
+
 impl<E: Engine> Maker<E> {
-    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time. `strays` are the ids that had messages
-    /// but no job in the last run.
-    pub(super) async fn keep_house(
-        &self,
-        last: &mut u64,
-        strays: &mut HashSet<String>,
-    ) -> Result<()> {
+    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records its state.
+    pub(super) async fn keep_house(&self, last: &mut LastRun) -> Result<()> {
         let now = (self.clock)();
-        if now.saturating_sub(*last) < INTERVAL_MS {
+        if now.saturating_sub(last.at) < INTERVAL_MS {
             return Ok(());
         }
-        let before = std::mem::replace(last, now);
+        let before = std::mem::replace(&mut last.at, now);
         let jobs = self.mirror.jobs();
         let lost = self.mirror.lost().into_iter();
         for (key, revision) in lost.filter(|(key, _)| !key.starts_with(SCHEDULE)) {
@@ -45,7 +56,7 @@ impl<E: Engine> Maker<E> {
             // Another maker may delete it first.
             drop(self.engine.delete(bucket, &key, Some(revision)).await);
         }
-        self.fire(&jobs, now).await?;
+        self.fire(&jobs, before, now).await?;
         let [batches, results] = self.engine.jobs_with_messages().await?;
         for job in &jobs {
             let has_batches = batches.contains(&job.job_id);
@@ -53,8 +64,34 @@ impl<E: Engine> Maker<E> {
                 tracing::debug!(job = job.job_id, %error, "failed to end a job");
             }
         }
-        self.remove_strays(&batches | &results, strays).await?;
+        self.watch_makers(&jobs, &mut last.progress, now).await?;
+        self.remove_strays(&batches | &results, &mut last.strays)
+            .await?;
         self.remove_ended(&jobs, before, now).await
+    }
+
+    /// Marks the open foreign jobs without a new batch or result, or a batch that is not processed yet, for [`QUIET_MS`].
+    async fn watch_makers(
+        &self,
+        jobs: &[Arc<JobStatus>],
+        progress: &mut HashMap<String, ([u64; 2], u64)>,
+        now: u64,
+    ) -> Result<()> {
+        let before = std::mem::take(progress);
+        for job in jobs.iter().filter(|job| job.foreign && job.is_open()) {
+            let id = &job.job_id;
+            let [batches, results] = self.engine.messages(id).await?;
+            let found = [job.batch_count, results];
+            let last = before.get(id).copied().unwrap_or((found, now));
+            let has_progress = batches > 0 || last.0 != found;
+            let since = if has_progress { now } else { last.1 };
+            progress.insert(id.clone(), (found, since));
+            let quiet = (now.saturating_sub(since) >= QUIET_MS).then_some(since);
+            if quiet.is_some() != job.quiet_since.is_some() && (quiet.is_some() || has_progress) {
+                change_job(&self.engine, id, |job| set_quiet(job, quiet)).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Cancels an overdue job, and removes the batches of a cancelled one. Includes jobs of other programs and of unknown
@@ -137,7 +174,7 @@ impl<E: Engine> Maker<E> {
     }
 
     /// Creates the jobs of schedules: one per firing, however many makers run.
-    async fn fire(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
+    async fn fire(&self, jobs: &[Arc<JobStatus>], before: u64, now: u64) -> Result<()> {
         for app in (self.apps)().iter() {
             let Some(schedule) = &app.settings.schedule else {
                 continue;
@@ -147,7 +184,9 @@ impl<E: Engine> Maker<E> {
             let revision = found.as_ref().map(|it| it.1);
             let last = found.and_then(|it| serde_json::from_slice::<u64>(&it.0).ok());
             let last = last.filter(|last| *last <= now + DAY_MS);
-            let due = schedule.due(last.unwrap_or(now), now);
+            // Without a stored time, this process has evaluated the schedule in its last run, if there was one.
+            let last_run = if before > 0 { before } else { now };
+            let due = schedule.due(last.unwrap_or(last_run), now);
             // The key is also written once a day, because the bucket removes old keys.
             if due.is_none() && last.is_some_and(|last| now.saturating_sub(last) < DAY_MS) {
                 continue;

@@ -1,7 +1,10 @@
 //! Transmission of a job: reads its assets and publishes them in batches. Workers check the first batches while later ones are still
 //! being published.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use anyhow::{Context as _, Result, bail};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
@@ -11,7 +14,7 @@ use crate::{
     apps::App,
     engine::{Engine, OPEN_RESULT_BYTES_MAX, RETRY_PAUSE},
     jobs::{WINDOW, candidates},
-    messages::{BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
+    messages::{BATCH_ASSETS_MAX, JobStatus, ServerState},
     source::{self, ASSETS_MAX, Lines, Page, Selection, cookies::Matches},
 };
 
@@ -49,13 +52,14 @@ fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
 }
 
 impl<E: Engine> Maker<E> {
-    /// Transmits a job from its cursor on, up to [`WINDOW`] batches ahead of the `counted` ones; returns its new state. Unless it is an
+    /// Transmits a job from its cursor on, up to [`WINDOW`] batches ahead of the `counted` ones, and updates the number of `sent_batches`. Returns its new state. Unless it is an
     /// I/O error, the error is the reason to cancel the job.
     pub(super) async fn transmit(
         &self,
         job: &JobStatus,
         app: &Arc<App>,
         mut counted: watch::Receiver<u64>,
+        sent_batches: &AtomicU64,
     ) -> Result<JobStatus> {
         let selection = selection(job, app);
         let mut source = if app.settings.cookies.is_some() {
@@ -83,12 +87,12 @@ impl<E: Engine> Maker<E> {
             if assets.is_empty() || sent.asset_count >= ASSETS_MAX {
                 break;
             }
-            let batch = JobBatch::new(&job.job_id, sent.batch_count, 1, assets);
             let has_place = |counted: &u64| sent.batch_count < counted + WINDOW;
             counted.wait_for(has_place).await?;
-            self.send(&batch).await?;
+            sent.asset_count += assets.len() as u64;
+            self.send(job, sent.batch_count, 1, assets).await?;
             sent.batch_count += 1;
-            sent.asset_count += batch.assets.len() as u64;
+            sent_batches.store(sent.batch_count, Ordering::Relaxed);
             if is_resumable && sent.batch_count - written >= CURSOR_BATCHES {
                 written = sent.batch_count;
                 self.write_cursor(&sent).await;

@@ -181,8 +181,39 @@ impl Model {
         self.lock().result_size = size;
     }
 
+    /// Loses all keys of a bucket: `is_purged`, without a change that watches see; otherwise with its stream, which is created
+    /// again.
+    pub(crate) fn lose_keys(&self, bucket: Bucket, is_purged: bool) {
+        let mut state = self.lock();
+        let keys = state.keys.entry(bucket).or_default();
+        match is_purged {
+            true => keys.entries.clear(),
+            false => *keys = Keys::default(),
+        }
+    }
+
+    /// Loses the consumer of a job, and with `batches` also its batches.
+    pub(crate) fn lose_consumer(&self, job: &str, batches: bool) {
+        let mut state = self.lock();
+        let queue = state.work.entry(job.to_owned()).or_default();
+        let delivered = std::mem::take(&mut queue.delivered).into_iter();
+        let delivered = delivered.map(|(id, (_, payload))| (id, payload));
+        queue.waiting.extend(delivered);
+        queue.purges += 1;
+        if batches {
+            queue.waiting.clear();
+        }
+    }
+
+    /// Loses the results of a job; a reader is not notified.
+    pub(crate) fn lose_results(&self, job: &str) {
+        if let Some(results) = self.lock().results.get(job) {
+            results.send_modify(Vec::clear);
+        }
+    }
+
     /// Calls so far.
-    pub(crate) fn messages(&self) -> u64 {
+    pub(crate) fn calls(&self) -> u64 {
         self.lock().messages
     }
 
@@ -249,6 +280,11 @@ impl Engine for Model {
             current: entries.last().map_or(0, |it| it.revision),
             entries: stream::iter(entries).chain(changes).map(Ok).boxed(),
         })
+    }
+
+    async fn keys(&self, bucket: Bucket) -> Result<u64> {
+        self.call(|state| Ok(state.keys.entry(bucket).or_default().entries.len() as u64))
+            .await
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<(Bytes, u64)>> {
@@ -326,6 +362,7 @@ impl Engine for Model {
         wait: Duration,
     ) -> Result<Option<(Bytes, ModelDelivery)>> {
         let end = Instant::now() + wait;
+        let mut is_waiting = false;
         self.wait().await;
         loop {
             let (changed, wake) = {
@@ -333,7 +370,10 @@ impl Engine for Model {
                 ensure!(!state.is_down, "the broker is down");
                 state.messages += 1;
                 let queue = state.work.entry(batches.job.clone()).or_default();
-                ensure!(queue.purges == batches.purges, "the consumer was deleted");
+                // A request to a missing consumer has no response.
+                let is_missing = queue.purges != batches.purges;
+                ensure!(!is_missing || !is_waiting, "the consumer was deleted");
+                is_waiting = true;
                 let now = Instant::now();
                 let expired: Vec<u64> = queue
                     .delivered
@@ -345,7 +385,8 @@ impl Engine for Model {
                     let (_, payload) = queue.delivered.remove(&id).unwrap();
                     queue.waiting.push_front((id, payload));
                 }
-                if queue.delivered.len() < batches.workers
+                if !is_missing
+                    && queue.delivered.len() < batches.workers
                     && let Some((id, payload)) = queue.waiting.pop_front()
                 {
                     queue
@@ -415,6 +456,17 @@ impl Engine for Model {
     async fn result_bytes(&self) -> Result<u64> {
         let bytes = |state: &mut State| Ok(state.result_bytes as u64 * state.result_size);
         self.call(bytes).await
+    }
+
+    async fn messages(&self, job: &str) -> Result<[u64; 2]> {
+        let count = |state: &mut State| {
+            let batches = state.work.get(job);
+            let batches = batches.map_or(0, |it| it.waiting.len() + it.delivered.len());
+            let results = state.results.get(job);
+            let results = results.map_or(0, |it| it.borrow().len());
+            Ok([batches as u64, results as u64])
+        };
+        self.call(count).await
     }
 
     async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {

@@ -6,12 +6,13 @@ use std::{
 };
 
 use anyhow::Result;
+use http::{HeaderMap, HeaderValue, header};
 use launcher::{limiter::Limiter, programs::find};
 use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::{
-    harness::{Cluster, Origin, TIMEOUT, answer},
+    harness::{Cluster, Origin, Revalidator, TIMEOUT, answer},
     number,
 };
 
@@ -56,6 +57,84 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
         (&100.into(), &0.into()),
         "{job}"
     );
+    Ok(())
+}
+
+/// An origin that throttles for an hour, and the settings of its application.
+async fn throttling(more: &str) -> Result<(Origin, Cluster, Revalidator)> {
+    let origin = Origin::start(Duration::ZERO, |_, _| {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("3600"));
+        (429, headers, "".into())
+    })
+    .await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, more)?;
+    cluster.write_assets(&origin, 100, |_| String::new())?;
+    let one = cluster.revalidator(&[]).await?;
+    Ok((origin, cluster, one))
+}
+
+#[tokio::test]
+async fn demand_of_a_cancelled_job_is_shown_on_waiting_jobs_and_can_be_lifted() -> Result<()> {
+    let (origin, _cluster, one) = throttling("").await?;
+    let first = one.create("{\"app\": \"shop\"}").await?;
+    let suspended = one
+        .wait_job(&first, |job| job["revalidatorState"] == "Suspended")
+        .await?;
+    let reason = "the origin demands fewer requests (429)";
+    assert_eq!(suspended["reason"], reason);
+    let until = &suspended["throttledUntil"];
+    one.post(&format!("/v1/jobs/{first}/cancel"), "", "")
+        .await?;
+    let second = one.create("{\"app\": \"shop\"}").await?;
+    let waiting = one
+        .wait_job(&second, |job| !job["throttledUntil"].is_null())
+        .await?;
+    assert_eq!(
+        (&waiting["throttledUntil"], &waiting["revalidatorState"]),
+        (until, &"Waiting".into())
+    );
+    let reason = waiting["reason"].as_str().unwrap();
+    assert_eq!(reason, "the origin demands fewer requests");
+    let (_, jobs) = one.get("/v1/jobs").await?;
+    assert_eq!(jobs.matches("\"throttledUntil\":null").count(), 0, "{jobs}");
+    let labels = [
+        ("job", &*second),
+        ("app", "shop"),
+        ("state", "waiting"),
+        ("reason", reason),
+    ];
+    let resumes = one.metric("revalidator_job_resume_unix_seconds", &labels);
+    assert_eq!(resumes.await?, until.as_u64().unwrap() / 1000);
+    origin.set(|_, _| answer(304, ""));
+    let (status, body) = one
+        .post(&format!("/v1/jobs/{second}/resume"), "", "")
+        .await?;
+    assert_eq!(status, 200, "{body}");
+    let job = one.wait_finished(&second).await?;
+    assert_eq!(job["counts"]["fresh"], 100);
+    let (status, _) = one
+        .post(&format!("/v1/jobs/{second}/resume"), "", "")
+        .await?;
+    assert_eq!(status, 409);
+    Ok(())
+}
+
+#[tokio::test]
+async fn demand_of_an_origin_is_limited_by_a_setting() -> Result<()> {
+    let (origin, _cluster, one) = throttling("retry_after_max = \"1s\"").await?;
+    let id = one.create("{\"app\": \"shop\"}").await?;
+    let suspended = one
+        .wait_job(&id, |job| !job["throttledUntil"].is_null())
+        .await?;
+    let time = |field: &str| suspended[field].as_u64().unwrap();
+    assert!(
+        time("throttledUntil") <= time("createdAt") + 60_000,
+        "{suspended}"
+    );
+    origin.set(|_, _| answer(304, ""));
+    one.wait_finished(&id).await?;
     Ok(())
 }
 

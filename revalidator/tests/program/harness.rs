@@ -160,8 +160,12 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start() -> Result<Self> {
-        let dir = TempDir::new()?;
-        let nats = Nats::start(dir.path()).await?;
+        Self::start_with(TempDir::new()?, "").await
+    }
+
+    /// Starts a NATS server with further settings.
+    pub(crate) async fn start_with(dir: TempDir, settings: &str) -> Result<Self> {
+        let nats = Nats::start_with(dir.path(), settings).await?;
         Ok(Self {
             nats,
             dir,
@@ -216,10 +220,12 @@ impl Cluster {
         let mut args = vec![
             "serve".to_owned(),
             format!("--apps={}", self.path("apps.toml").display()),
-            format!("--nats={}", self.nats.url()),
             format!("--listen={address}"),
             format!("--admin={admin}"),
         ];
+        if !flags.iter().any(|flag| flag.starts_with("--nats=")) {
+            args.push(format!("--nats={}", self.nats.url()));
+        }
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let log = self.path(&format!("revalidator-{}.log", self.started));
         let program = Path::new(env!("CARGO_BIN_EXE_revalidator"));

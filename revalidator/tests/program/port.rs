@@ -1,6 +1,9 @@
 //! Tests of the API: invalid requests, requests of untrusted clients, and commands of operators.
 
-use std::{process::Command, time::Duration};
+use std::{
+    process::Command,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
@@ -213,5 +216,30 @@ async fn operators_create_pause_resume_cancel_and_acknowledge() -> Result<()> {
         "{}",
         one.process.last_lines(20)
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn schedules_are_listed_with_their_next_times() -> Result<()> {
+    let origin = Origin::start(Duration::ZERO, |_, _| answer(304, "")).await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "schedule = \"0 0 1 1 * UTC\"")?;
+    let one = cluster.revalidator(&[]).await?;
+    let (status, body) = one.get("/v1/schedules").await?;
+    let schedules: Value = serde_json::from_str(&body)?;
+    let next = schedules["schedules"][0]["nextAt"].as_u64().unwrap();
+    let year = Duration::from_secs(366 * 24 * 3600);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    assert!(
+        (now..now + year).contains(&Duration::from_millis(next)),
+        "{body}"
+    );
+    assert_eq!(
+        (status, &schedules["schedules"][0]["app"], next % 86_400_000),
+        (200, &"shop".into(), 0)
+    );
+    let labels = [("app", "shop")];
+    let shown = one.metric("revalidator_schedule_next_unix_seconds", &labels);
+    assert_eq!(shown.await?, next / 1000);
     Ok(())
 }

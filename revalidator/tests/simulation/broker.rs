@@ -12,8 +12,11 @@ use revalidator::{
 use runtime::metrics::Registry;
 
 use super::{
-    APPS, fresh,
-    harness::{Simulation, clock},
+    APPS,
+    failures::MINUTE,
+    fresh,
+    harness::{START, Simulation, clock},
+    makers::{apps, cancel, write_assets},
 };
 
 const TIME: Duration = Duration::from_millis(200);
@@ -151,7 +154,8 @@ fn series(registry: &Registry, name: &str) -> Vec<(Vec<String>, f64)> {
 async fn workers_of_all_processes_and_reasons_of_suspended_jobs_are_exported() {
     let mut simulation = Simulation::new(APPS, |_, _| (304, TIME));
     let registry = Registry::new();
-    metrics::register_state(&registry, simulation.mirror.clone()).unwrap();
+    let apps = simulation.apps();
+    metrics::register_state(&registry, simulation.mirror.clone(), apps).unwrap();
     simulation.maker();
     simulation.worker();
     simulation.worker();
@@ -232,4 +236,151 @@ async fn keys_of_strangers_take_limited_memory() {
     tokio::time::sleep(Duration::from_secs(40)).await;
     assert_eq!(simulation.mirror.lost().len(), 20_000);
     assert_eq!(simulation.metrics.invalid_messages.get(), 11);
+}
+
+/// What the broker loses.
+type Loss = fn(&Simulation);
+
+const LOSSES: [(&str, Loss); 8] = [
+    ("consumer", |it| it.model.lose_consumer("a", false)),
+    ("batches", |it| it.model.lose_consumer("a", true)),
+    ("results", |it| it.model.lose_results("a")),
+    ("jobs", |it| it.model.lose_keys(Bucket::Jobs, true)),
+    ("leases", |it| {
+        it.model.lose_keys(Bucket::Subscriptions, true)
+    }),
+    ("bucket of jobs", |it| {
+        it.model.lose_keys(Bucket::Jobs, false)
+    }),
+    ("bucket of leases", |it| {
+        it.model.lose_keys(Bucket::Subscriptions, false)
+    }),
+    ("everything", |it| {
+        it.model.lose_consumer("a", true);
+        it.model.lose_results("a");
+        for bucket in [Bucket::Jobs, Bucket::Subscriptions, Bucket::Matches] {
+            it.model.lose_keys(bucket, false);
+        }
+    }),
+];
+
+#[tokio::test(start_paused = true)]
+async fn job_whose_data_the_broker_loses_is_completed() {
+    for (lost, lose) in LOSSES {
+        // While the job is transmitted, or later.
+        let is_early = lost == "batches" || lost == "everything";
+        for (transmitted, later) in [(21_000, 700), (1_500, 1_400)] {
+            if transmitted > 20_000 && !is_early {
+                continue;
+            }
+            let dir = tempfile::tempdir().unwrap();
+            write_assets(&dir, transmitted);
+            let mut simulation = Simulation::new(&apps(&dir), fresh);
+            simulation.maker();
+            simulation.maker();
+            simulation.worker();
+            simulation
+                .list_job("one", "a", |job| job.revalidators_needed = 2)
+                .await;
+            for count in [500, later] {
+                simulation
+                    .wait("a", |job| job.counts.checked >= count)
+                    .await;
+                lose(&simulation);
+                simulation.worker();
+            }
+            let lost_at = clock();
+            let ended = simulation.wait_ended("a").await;
+            assert_eq!(
+                (&ended.server_state, ended.counts.checked),
+                (&ServerState::Finished, transmitted as u64),
+                "{lost}: {ended:?}"
+            );
+            let time = transmitted as u64 * 30 + 3 * MINUTE;
+            assert!(ended.ended_at.unwrap() - lost_at < time, "{lost}");
+            // Nothing is left over that stops the next job.
+            simulation.list_job("one", "b", |_| ()).await;
+            let ended = simulation.wait_ended("b").await;
+            assert_eq!(ended.server_state, ServerState::Finished, "{lost}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_whose_only_copy_is_lost_ends_with_the_reason() {
+    for (lost, lose) in LOSSES {
+        let mut simulation = Simulation::new(APPS, fresh);
+        simulation.maker();
+        simulation.job("one", "a", 300, |job| job.push = true).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        lose(&simulation);
+        simulation.worker();
+        let ended = simulation.wait_ended("a").await;
+        let has_batches = !matches!(lost, "batches" | "everything");
+        assert_eq!(ended.server_state == ServerState::Finished, has_batches);
+        if !has_batches {
+            let reason = ended.reason.unwrap();
+            assert!(reason.contains("NATS has lost batches"), "{reason}");
+            assert!(ended.ended_at.unwrap() < START + MINUTE, "{lost}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_is_begun_again_a_limited_number_of_times() {
+    let dir = tempfile::tempdir().unwrap();
+    write_assets(&dir, 2_500);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    for restarts in 1..=3 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        simulation.model.lose_consumer("a", true);
+        let again = simulation.wait("a", |job| job.restarts == restarts).await;
+        assert!(again.is_open());
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    simulation.model.lose_consumer("a", true);
+    assert!(simulation.wait_ended("a").await.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_of_a_foreign_maker_that_died_stops_no_other_job() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    let registry = Registry::new();
+    let shown = simulation.mirror.clone();
+    metrics::register_state(&registry, shown, simulation.apps()).unwrap();
+    simulation.maker();
+    // It has sent two batches, and is still transmitting.
+    let foreign = |job: &mut JobStatus| {
+        (job.foreign, job.server_state) = (true, ServerState::Transmitting);
+    };
+    simulation.job("one", "foreign", 200, foreign).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    simulation.job("one", "b", 100, |_| ()).await;
+    // A batch that is not processed yet is a message.
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(simulation.status("foreign").await.quiet_since, None);
+    let worker = simulation.worker();
+    let ended = simulation.wait_ended("b").await;
+    assert_eq!(simulation.results("foreign").len(), 2);
+    let delay = ended.ended_at.unwrap() - START;
+    assert!((3600 * 1000 + MINUTE..3600 * 1000 + 3 * MINUTE).contains(&delay));
+    let quiet = simulation.status("foreign").await;
+    assert_eq!(quiet.reason.as_deref(), Some(jobs::QUIET));
+    // Jobs that wait behind it are counted.
+    worker.abort();
+    simulation.job("one", "c", 100, |_| ()).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let waiting = series(&registry, "revalidator_jobs");
+    let waiting = waiting.iter().find(|it| it.0 == ["waiting"]);
+    assert_eq!(waiting.map(|it| it.1), Some(2.0));
+    // The maker continues.
+    let batch = simulation.model.send_batch("foreign", "3", "{}".into());
+    batch.await.unwrap();
+    let again = simulation
+        .wait("foreign", |job| job.quiet_since.is_none())
+        .await;
+    assert_eq!(again.reason, None);
+    cancel(&simulation, "foreign").await;
 }

@@ -208,6 +208,11 @@ impl Simulation {
         }
     }
 
+    /// The applications of the next participants.
+    pub(crate) fn apps(&self) -> CurrentApps {
+        Arc::clone(&self.apps)
+    }
+
     /// Sets the applications of the next participants.
     pub(crate) fn set_apps(&mut self, apps: &str) {
         let apps = Arc::new(Apps::parse(apps).unwrap());
@@ -347,6 +352,7 @@ impl Simulation {
                 job_id: id.to_owned(),
                 batch: number as u64,
                 attempt: 1,
+                restarts: 0,
             };
             let payload = serde_json::to_vec(&batch).unwrap();
             while self

@@ -160,6 +160,7 @@ async fn checks_of_an_interrupted_batch_do_not_count_for_another_batch_with_its_
         job_id: "a".to_owned(),
         batch: 0,
         attempt: 1,
+        restarts: 0,
     };
     let payload = serde_json::to_vec(&batch).unwrap();
     let sent = simulation.model.send_batch("a", "other", payload.into());
@@ -230,6 +231,7 @@ async fn invalid_batches_are_acknowledged_and_counted() {
             job_id: job.to_owned(),
             batch: 0,
             attempt: 1,
+            restarts: 0,
         };
         serde_json::to_vec(&batch).unwrap()
     };

@@ -120,7 +120,7 @@ async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
         "{} jobs, {batches} batches, {} requests, {} messages",
         jobs.len(),
         simulation.requests(),
-        simulation.model.messages()
+        simulation.model.calls()
     );
     (jobs.len(), batches)
 }

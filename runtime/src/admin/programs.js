@@ -300,6 +300,9 @@ const PROGRAMS = {
         ["application", label("revalidator_concurrency", "app"), plain, () => "text"],
         ["parallel requests", now("revalidator_concurrency"), integer, null, "graph"],
       ] },
+      { title: "Schedules", by: ["app"], of: "revalidator_schedule_next_unix_seconds", columns: [
+        ["next job", now("revalidator_schedule_next_unix_seconds"), timestamp],
+      ] },
       counterTable("Outcomes", "revalidator_requests_total", "outcome", "assets"),
       { title: "Jobs by state", by: ["state"], of: "revalidator_jobs", hideZero: true, columns: [["jobs", now("revalidator_jobs"), integer]] },
       { title: "Applications", by: ["app"], of: "revalidator_requests_total", columns: [
