@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -78,12 +79,11 @@ func main() {
 	}
 	response.Body.Close()
 	feedback := map[string]any{"status": response.StatusCode}
-	for name, header := range map[string]string{
-		"retry_after": "Retry-After", "ratelimit": "RateLimit",
-		"x_ratelimit_remaining": "X-RateLimit-Remaining", "x_ratelimit_reset": "X-RateLimit-Reset",
+	for _, header := range []string{
+		"Retry-After", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining", "X-RateLimit-Reset",
 	} {
-		if value := response.Header.Get(header); value != "" {
-			feedback[name] = value
+		if values := response.Header.Values(header); len(values) > 0 {
+			feedback[strings.ReplaceAll(strings.ToLower(header), "-", "_")] = strings.Join(values, ", ")
 		}
 	}
 	var result any

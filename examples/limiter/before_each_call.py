@@ -13,6 +13,15 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+RATE_LIMIT_HEADERS = (
+    "Retry-After",
+    "RateLimit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+    "X-RateLimit-Remaining",
+    "X-RateLimit-Reset",
+)
+
 
 def post(url, body):
     headers = {"Content-Type": "application/json"}
@@ -45,14 +54,11 @@ def main():
     counter_url = limiter + "/v1/limits/" + "/".join(names)
     before_each_call(counter_url)
     status, headers = call(partner)
-    feedback = {
-        "retry_after": headers.get("Retry-After"),
-        "ratelimit": headers.get("RateLimit"),
-        "x_ratelimit_remaining": headers.get("X-RateLimit-Remaining"),
-        "x_ratelimit_reset": headers.get("X-RateLimit-Reset"),
-    }
-    feedback = {name: value for name, value in feedback.items() if value is not None}
-    post(counter_url + "/feedback", {"status": status, **feedback})
+    feedback = {"status": status}
+    for name in RATE_LIMIT_HEADERS:
+        if values := headers.get_all(name):
+            feedback[name.lower().replace("-", "_")] = ", ".join(values)
+    post(counter_url + "/feedback", feedback)
     print(status)
 
 

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
@@ -224,7 +224,8 @@ impl<O: Origin> Checker<O> {
         seconds.observe(response.time.as_secs_f64());
         if outcome == Outcome::Throttled {
             self.count(app, outcome);
-            let time = response.retry_after.as_deref().and_then(retry_after);
+            let now = Duration::from_micros(runtime::unix_micros());
+            let time = response.limits.demand(response.status, now).pause();
             let time = time.map_or(SUSPENSION_MIN_MS, |it| millis(it.max(THROTTLE_MIN)));
             let time = time.min(millis(app.settings.retry_after_max));
             demand.fetch_max(time, Ordering::Relaxed);
@@ -257,15 +258,6 @@ fn not_stored(error: &anyhow::Error) -> Suspension {
     // The text of another server may be long.
     let reason = format!("objects cannot be stored, published or removed: {error:.500}");
     (reason, None)
-}
-
-/// Parses seconds or a date.
-fn retry_after(text: &str) -> Option<Duration> {
-    if let Ok(seconds) = text.trim().parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let date = httpdate::parse_http_date(text.trim()).ok()?;
-    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
 fn result(outcome: Outcome, asset: Asset, time: Option<Duration>) -> AssetResult {

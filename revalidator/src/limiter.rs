@@ -99,7 +99,11 @@ impl Limiter {
 
     /// Reports to the limiter a response that demands fewer requests.
     pub async fn feedback(&self, counter: &str, response: &Response) {
-        let body = json!({ "status": response.status, "retry_after": response.retry_after });
+        let mut body = json!(response.limits);
+        body["status"] = response.status.into();
+        if let Some(fields) = body.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+        }
         let result = self.call(counter, "feedback", &body).await;
         if let Err(error) = result.and_then(|it| Ok(it.error_for_status()?)) {
             tracing::debug!(%error, "failed to send feedback to the limiter");
@@ -130,6 +134,8 @@ impl Limiter {
 mod tests {
     use std::sync::Mutex;
 
+    use runtime::limit_headers::LimitHeaders;
+
     use super::*;
     use crate::test_server::serve;
 
@@ -158,13 +164,16 @@ mod tests {
         assert!(limiter.state().is_ok());
         let response = Response {
             status: 429,
-            retry_after: Some("30".to_owned()),
+            limits: LimitHeaders {
+                retry_after: Some("30".to_owned()),
+                x_ratelimit_reset: Some("60".to_owned()),
+                ..LimitHeaders::default()
+            },
             ..Response::default()
         };
         limiter.feedback(counter, &response).await;
         let reserve = "/v1/limits/partner/x%20y%2Fz/reserve{\"max_wait\":30,\"wait\":true}";
-        let feedback =
-            "/v1/limits/partner/x%20y%2Fz/feedback{\"retry_after\":\"30\",\"status\":429}";
+        let feedback = "/v1/limits/partner/x%20y%2Fz/feedback{\"retry_after\":\"30\",\"status\":429,\"x_ratelimit_reset\":\"60\"}";
         assert_eq!(*calls.lock().unwrap(), [reserve, reserve, feedback]);
     }
 }

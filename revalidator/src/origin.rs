@@ -7,6 +7,7 @@ use std::{error::Error, future::Future, iter::successors, sync::Arc, time::Durat
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use runtime::limit_headers::LimitHeaders;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -104,7 +105,7 @@ impl HttpOrigin {
             time,
             e_tag: text(header::ETAG).unwrap_or_default(),
             last_modified: text(header::LAST_MODIFIED).unwrap_or_default(),
-            retry_after: text(header::RETRY_AFTER),
+            limits: LimitHeaders::of(response.headers()),
             body: Body::Unread,
         };
         // Other bodies are not read; their connections are closed.

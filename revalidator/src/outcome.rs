@@ -5,6 +5,7 @@ mod cookies;
 use std::time::Duration;
 
 use bytes::Bytes;
+use runtime::limit_headers::LimitHeaders;
 
 use crate::{
     apps::AppSettings,
@@ -34,8 +35,8 @@ pub struct Response {
     pub e_tag: String,
     /// `Last-Modified`, or empty.
     pub last_modified: String,
-    /// `Retry-After`.
-    pub retry_after: Option<String>,
+    /// Header fields that demand fewer requests.
+    pub limits: LimitHeaders,
     /// The body of a 2xx.
     pub body: Body,
 }
@@ -84,7 +85,7 @@ pub fn outcome(
         200..300 => return content(settings, asset, response, rewrite),
         401 | 403 | 407 => Outcome::Refused,
         429 => Outcome::Throttled,
-        503 if response.retry_after.is_some() => Outcome::Throttled,
+        503 if response.limits.retry_after.is_some() => Outcome::Throttled,
         500.. => Outcome::Failed,
         _ => Outcome::Unexpected,
     };

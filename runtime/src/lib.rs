@@ -7,6 +7,7 @@ pub mod connect;
 pub mod debug;
 pub mod file_lock;
 pub mod http_server;
+pub mod limit_headers;
 pub mod listen;
 pub mod logging;
 pub mod metrics;

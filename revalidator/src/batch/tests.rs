@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use runtime::metrics::Registry;
+use runtime::{limit_headers::LimitHeaders, metrics::Registry};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -42,7 +42,10 @@ impl Origin for TestOrigin {
         Answer::Response(Response {
             status,
             time,
-            retry_after: (status == 429).then(|| "30".to_owned()),
+            limits: LimitHeaders {
+                retry_after: (status == 429).then(|| "30".to_owned()),
+                ..LimitHeaders::default()
+            },
             body: match status {
                 200 => Body::Complete(body.into()),
                 _ => Body::Unread,
@@ -412,16 +415,6 @@ async fn brake_limits_the_first_sightings_of_missing_matches() {
     let late = check_missing(90, 90, 25 * 3_600_000 - 1).await;
     assert!(late.iter().all(|it| it.outcome == Outcome::Unexpected));
     assert_eq!(count(&late, |it| it.is_deleted || it.was_stale), 0);
-}
-
-#[test]
-fn retry_after_has_seconds_or_a_date() {
-    assert_eq!(retry_after(" 120 "), Some(Duration::from_secs(120)));
-    let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3600));
-    let time = retry_after(&date).unwrap().as_secs();
-    assert!((3500..=3600).contains(&time), "{time}");
-    let past = retry_after("Sun, 06 Nov 1994 08:49:37 GMT");
-    assert_eq!((past, retry_after("soon")), (Some(Duration::ZERO), None));
 }
 
 #[tokio::test(start_paused = true)]

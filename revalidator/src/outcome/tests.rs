@@ -174,7 +174,10 @@ fn unavailable_is_throttled_only_with_retry_after() {
     check([503], Outcome::Failed);
     let answer = Answer::Response(Response {
         status: 503,
-        retry_after: Some("1".to_owned()),
+        limits: LimitHeaders {
+            retry_after: Some("1".to_owned()),
+            ..LimitHeaders::default()
+        },
         ..Response::default()
     });
     assert_eq!(outcome_of(&answer), Outcome::Throttled);

@@ -24,7 +24,7 @@ use revalidator::{
     outcome::{Answer, Body, Response},
     worker::Worker,
 };
-use runtime::metrics::Registry;
+use runtime::{limit_headers::LimitHeaders, metrics::Registry};
 use tokio::{
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
@@ -119,7 +119,10 @@ impl Origin for SimOrigin {
         let mut response = Response {
             status,
             time,
-            retry_after: (status == 429).then(|| "30".to_owned()),
+            limits: LimitHeaders {
+                retry_after: (status == 429).then(|| "30".to_owned()),
+                ..LimitHeaders::default()
+            },
             ..Response::default()
         };
         if status == 200 {

@@ -203,7 +203,7 @@ pub fn used_records() -> Records {
         status: 429,
         ..Feedback::default()
     };
-    used.apply_feedback(of[0], feedback, NOW)
+    used.apply_feedback(of[0], &feedback, NOW)
         .expect("the limit exists");
     let mut records = Records::new();
     save(&used, &mut records);

@@ -78,7 +78,10 @@ impl Service {
                 };
                 let quota = slot.and_then(|slot| self.quota(&call, slot));
                 let mut response = match result {
-                    Ok((slot, has_effect)) => call_response(endpoint, &slot, has_effect),
+                    Ok((slot, has_effect)) => {
+                        let ignored = std::mem::take(&mut call.ignored);
+                        call_response(endpoint, &slot, has_effect, ignored)
+                    }
                     Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
@@ -122,12 +125,20 @@ impl Service {
     }
 }
 
-fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> Reply {
+fn call_response(
+    endpoint: Endpoint,
+    slot: &Slot,
+    has_effect: bool,
+    ignored: Vec<(&'static str, &'static str)>,
+) -> Reply {
     let mut body = SlotBody::of(slot);
     match endpoint {
         Endpoint::Delay | Endpoint::Reserve => {}
         Endpoint::Increment => body.counted = Some(has_effect),
-        Endpoint::Feedback => body.applied = Some(has_effect),
+        Endpoint::Feedback => {
+            body.applied = Some(has_effect);
+            body.ignored = Some(ignored.into_iter().collect());
+        }
     }
     json(StatusCode::OK, &body)
 }

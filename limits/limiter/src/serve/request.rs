@@ -59,10 +59,12 @@ pub struct LimitedCall {
     pub rule: Option<CallRule>,
     /// The operation.
     pub kind: CallKind,
+    /// Header fields of feedback that have no effect, each with the reason.
+    pub ignored: Vec<(&'static str, &'static str)>,
 }
 
 /// An operation with its parameters.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum CallKind {
     /// Returns the earliest time for a call.
     Delay {
@@ -137,6 +139,7 @@ impl LimitedCall {
             ));
         }
         let (mut interval, mut requests) = (query.interval, query.requests);
+        let mut ignored = Vec::new();
         let kind = match endpoint {
             Endpoint::Delay => CallKind::Delay {
                 requests: number_of_requests(query.n)?,
@@ -164,7 +167,14 @@ impl LimitedCall {
                 let why = "`also` is not supported here: send separate feedback for each limit";
                 return Err(invalid(why));
             }
-            Endpoint::Feedback => CallKind::Feedback(read::<FeedbackBody>(body)?.feedback(now)?),
+            Endpoint::Feedback => {
+                let (status, demand) = read::<FeedbackBody>(body)?.read(now)?;
+                ignored = demand.ignored;
+                CallKind::Feedback(Feedback {
+                    status,
+                    windows: demand.windows,
+                })
+            }
         };
         let rule = match (interval, requests) {
             (None, None) => None,
@@ -181,6 +191,7 @@ impl LimitedCall {
             counters: [first].into_iter().chain(query.also).collect(),
             rule,
             kind,
+            ignored,
         })
     }
 
@@ -320,17 +331,36 @@ struct Increment {
     n: Option<u64>,
     interval: Option<u64>,
     requests: Option<u64>,
-    at: Option<String>,
+    at: Option<Time>,
+}
+
+/// Seconds since 1970, or a text with them or a time of RFC 3339.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Time {
+    Seconds(f64),
+    Text(String),
 }
 
 impl Increment {
     /// Time of the calls in nanoseconds since 1970; 0 for earlier times, which have no effect anyway.
     fn at(&self) -> Result<Option<u64>, Problem> {
-        let Some(at) = &self.at else { return Ok(None) };
-        let at: Timestamp = at
-            .parse()
-            .map_err(|_| invalid("invalid `at`: use a time such as 2026-11-22T10:00:59.5Z"))?;
-        Ok(Some(nanos(at)))
+        let seconds = match &self.at {
+            None => return Ok(None),
+            Some(Time::Seconds(seconds)) => *seconds,
+            Some(Time::Text(text)) => match text.parse::<Timestamp>() {
+                Ok(at) => return Ok(Some(nanos(at))),
+                Err(_) => text.parse().unwrap_or(f64::NAN),
+            },
+        };
+        if !seconds.is_finite() {
+            return Err(invalid(
+                "invalid `at`: use Unix seconds, or a time such as 2026-11-22T10:00:59.5Z",
+            ));
+        }
+        let since_1970 = Duration::try_from_secs_f64(seconds.max(0.0));
+        let nanos = since_1970.map(|it| u64::try_from(it.as_nanos()).unwrap_or(u64::MAX));
+        Ok(Some(nanos.unwrap_or(u64::MAX)))
     }
 }
 
@@ -437,17 +467,31 @@ mod tests {
         }
         let increment: Increment = read(b"{\"at\": \"2023-11-14T22:13:20Z\"}").unwrap();
         assert_eq!(increment.at().unwrap(), Some(1_700_000_000_000_000_000));
-        for (at, expected) in [("2600-01-01", u64::MAX), ("1960-01-01", 0)] {
-            let body = format!("{{\"at\": \"{at}T00:00:00Z\"}}");
+        for (at, expected) in [
+            ("\"2600-01-01T00:00:00Z\"", u64::MAX),
+            ("\"1960-01-01T00:00:00Z\"", 0),
+            ("1700000000", 1_700_000_000_000_000_000),
+            ("1700000000.5", 1_700_000_000_500_000_000),
+            ("\"1700000000\"", 1_700_000_000_000_000_000),
+            ("-1", 0),
+            ("1e300", u64::MAX),
+        ] {
+            let body = format!("{{\"at\": {at}}}");
             let increment: Increment = read(body.as_bytes()).unwrap();
-            assert_eq!(increment.at().unwrap(), Some(expected));
+            assert_eq!(increment.at().unwrap(), Some(expected), "{at}");
+        }
+        for invalid in ["\"now\"", "\"\"", "\"NaN\"", "\"inf\"", "true", "[]"] {
+            let body = format!("{{\"at\": {invalid}}}");
+            assert!(
+                call(Endpoint::Increment, "", body.as_bytes()).is_err(),
+                "{invalid}"
+            );
         }
         for endpoint in [Endpoint::Reserve, Endpoint::Increment, Endpoint::Feedback] {
             for invalid in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
                 assert!(call(endpoint, "", invalid.as_bytes()).is_err(), "{invalid}");
             }
         }
-        assert!(call(Endpoint::Increment, "", b"{\"at\": \"now\"}").is_err());
         assert!(call(Endpoint::Increment, "n=1", b"").is_err());
         for invalid in [
             "interval=1",
@@ -474,7 +518,7 @@ mod tests {
         );
         let longer = b"{\"max_wait\": 86400.001}";
         assert!(call(Endpoint::Reserve, "", longer).is_err());
-        assert!(FeedbackBody::default().feedback(0).is_err());
+        assert!(FeedbackBody::default().read(0).is_err());
         for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
             assert!(
                 CounterName::new(limit, counter).is_err(),

@@ -1,5 +1,7 @@
 //! The response to a call. It contains the slot of the call, that is, the earliest time at which the client may send its request.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::{clock::timestamp, engine::Slot};
@@ -13,6 +15,9 @@ pub(super) struct SlotBody {
     /// For feedback: whether it restricts the counter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) applied: Option<bool>,
+    /// For feedback: ignored header fields, each with the reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ignored: Option<BTreeMap<&'static str, &'static str>>,
     /// Start of the slot (RFC 3339), with nanosecond precision.
     at: String,
     /// Time of the limiter's clock at the response.
@@ -33,6 +38,7 @@ impl SlotBody {
         Self {
             counted: None,
             applied: None,
+            ignored: None,
             at: timestamp(slot.at),
             now: timestamp(slot.now),
             wait,

@@ -89,7 +89,7 @@ impl Service {
             return unsaved();
         }
         let targets = call.targets();
-        let decided = self.decider.decide(&client.name, &targets, call.kind);
+        let decided = self.decider.decide(&client.name, &targets, &call.kind);
         let decided = decided.await;
         let decided_at = Instant::now();
         // Even a refused call can change a counter.

@@ -125,10 +125,10 @@ impl Decider {
         &self,
         token: &str,
         targets: &[Target<'_>],
-        kind: CallKind,
+        kind: &CallKind,
     ) -> Result<(Slot, bool), Problem> {
         let (engine, now) = (&self.engine, self.clock.now());
-        let (requests, operation) = match kind {
+        let (requests, operation) = match *kind {
             CallKind::Delay { requests } => (requests, Operation::Peek),
             CallKind::Feedback(_) => (1, Operation::Peek),
             CallKind::Reserve {
@@ -151,7 +151,7 @@ impl Decider {
             return Ok((slot, is_applied.unwrap_or(has_effect)));
         }
         let now = self.clock.now();
-        let decided = match kind {
+        let decided = match *kind {
             CallKind::Reserve { max_wait, .. } => engine
                 .reserve(Some(token), targets, requests, max_wait, now)
                 .map(|slot| (slot, true)),

@@ -151,7 +151,7 @@ fn feedback_has_no_effect_on_a_global_limit() {
         ..Feedback::default()
     };
     let target = of("whole", "k");
-    assert!(!engine.apply_feedback(target, refused, START).unwrap());
+    assert!(!engine.apply_feedback(target, &refused, START).unwrap());
     assert_eq!(engine.delay(&[target], 1, true, START).unwrap().at, START);
 }
 
@@ -270,11 +270,10 @@ fn feedback_only_lowers_the_limit() {
     let engine = fresh(text);
     let remaining = |requests, seconds| Feedback {
         status: 200,
-        remaining: Some((requests, Duration::from_secs(seconds))),
-        ..Feedback::default()
+        windows: vec![(requests, Duration::from_secs(seconds))],
     };
     let target = of("a", "k");
-    let applied = engine.apply_feedback(target, remaining(2, 10), START);
+    let applied = engine.apply_feedback(target, &remaining(2, 10), START);
     assert_eq!(applied, Ok(true));
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
@@ -285,7 +284,7 @@ fn feedback_only_lowers_the_limit() {
     );
     assert_eq!(slot(&engine, &[of("a", "other")], START).at, START);
     engine
-        .apply_feedback(target, remaining(500, 600), START + SECOND)
+        .apply_feedback(target, &remaining(500, 600), START + SECOND)
         .unwrap();
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START + SECOND);
     let Err(CallError::OverMaxWait(slot)) = refused else {

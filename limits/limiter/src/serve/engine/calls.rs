@@ -128,7 +128,7 @@ impl Engine {
     pub fn apply_feedback(
         &self,
         target: Target<'_>,
-        feedback: Feedback,
+        feedback: &Feedback,
         now: u64,
     ) -> Result<bool, CallError> {
         let mut state = self.state();

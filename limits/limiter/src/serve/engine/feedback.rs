@@ -25,14 +25,12 @@ pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
 const SCAN_INTERVAL: u64 = 10_000_000_000;
 
 /// Response of a partner.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feedback {
     /// HTTP status.
     pub status: u16,
-    /// Time during which no request may be sent.
-    pub retry_after: Option<Duration>,
-    /// Remaining requests, and the time for which they must suffice.
-    pub remaining: Option<(u64, Duration)>,
+    /// Numbers of remaining requests, each with the time for which it must suffice.
+    pub windows: Vec<(u64, Duration)>,
 }
 
 /// At most `remaining` requests before `until`.
@@ -123,7 +121,7 @@ impl FeedbackTable {
     }
 
     /// Applies a response; returns whether it adds a restriction. A full table ignores it.
-    pub(super) fn apply(&mut self, counter: &CounterKey, feedback: Feedback, now: u64) -> bool {
+    pub(super) fn apply(&mut self, counter: &CounterKey, feedback: &Feedback, now: u64) -> bool {
         let mut refusals = 0;
         if let Some(entry) = self.entries.get_mut(counter) {
             // Any other status ends the sequence.
@@ -137,12 +135,8 @@ impl FeedbackTable {
                 0
             };
         }
-        let times = [
-            feedback.retry_after.map(|wait| (0, wait)),
-            feedback.remaining,
-        ];
-        let times = times.into_iter().flatten();
-        let mut restrictions: Vec<_> = times.filter(|(_, wait)| !wait.is_zero()).collect();
+        let windows = feedback.windows.iter().copied();
+        let mut restrictions: Vec<_> = windows.filter(|(_, wait)| !wait.is_zero()).collect();
         let has_pause = restrictions.iter().any(|(remaining, _)| *remaining == 0);
         if feedback.status == 429 && !has_pause {
             let pause = PAUSE_MIN * 2_u32.pow(u32::from(refusals.min(6)));
@@ -311,8 +305,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const REFUSED: Feedback = Feedback {
         status: 429,
-        retry_after: None,
-        remaining: None,
+        windows: Vec::new(),
     };
 
     fn counters() -> [CounterKey; 1] {
@@ -326,8 +319,7 @@ mod tests {
     fn remaining(requests: u64, wait: u64) -> Feedback {
         Feedback {
             status: 200,
-            remaining: Some((requests, seconds(wait))),
-            ..Feedback::default()
+            windows: vec![(requests, seconds(wait))],
         }
     }
 
@@ -335,19 +327,19 @@ mod tests {
     fn restriction_only_lowers_the_limit_and_expires() {
         let mut table = FeedbackTable::new(seconds(100), false);
         let of = counters();
-        assert!(table.apply(&of[0], remaining(5, 10), 0));
+        assert!(table.apply(&of[0], &remaining(5, 10), 0));
         assert_eq!(table.earliest(&of, 5, 0), 0);
         assert_eq!(table.earliest(&of, 6, 0), 10 * SECOND);
         table.consume(&of, 3, SECOND);
         assert_eq!(table.earliest(&of, 3, SECOND), 10 * SECOND);
         // A higher number does not replace a lower one before it expires.
-        assert!(table.apply(&of[0], remaining(50, 5), SECOND));
+        assert!(table.apply(&of[0], &remaining(50, 5), SECOND));
         assert_eq!(table.earliest(&of, 3, SECOND), 10 * SECOND);
         assert_eq!(table.earliest(&of, 100, 10 * SECOND), 0);
-        assert!(table.apply(&of[0], remaining(50, 5), 10 * SECOND));
+        assert!(table.apply(&of[0], &remaining(50, 5), 10 * SECOND));
         assert_eq!(table.earliest(&of, 50, 10 * SECOND), 0);
         // The lifetime is bounded by the setting.
-        assert!(table.apply(&of[0], remaining(0, 1_000_000), 20 * SECOND));
+        assert!(table.apply(&of[0], &remaining(0, 1_000_000), 20 * SECOND));
         assert_eq!(table.earliest(&of, 1, 20 * SECOND), 120 * SECOND);
         table.expire(120 * SECOND);
         assert!(table.entries.is_empty());
@@ -359,7 +351,7 @@ mod tests {
         let of = counters();
         let mut now = 0;
         for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
-            assert!(table.apply(&of[0], REFUSED, now));
+            assert!(table.apply(&of[0], &REFUSED, now));
             assert_eq!(table.earliest(&of, 1, now), now + wait * SECOND);
             // The next call is sent at the end of the pause, and refused as well.
             now += wait * SECOND;
@@ -368,16 +360,16 @@ mod tests {
             status: 200,
             ..Feedback::default()
         };
-        assert!(!table.apply(&of[0], accepted, now));
-        assert!(table.apply(&of[0], REFUSED, now));
+        assert!(!table.apply(&of[0], &accepted, now));
+        assert!(table.apply(&of[0], &REFUSED, now));
         assert_eq!(table.earliest(&of, 1, now), now + SECOND);
-        assert!(!FeedbackTable::new(seconds(1), false).apply(&of[0], accepted, 0));
+        assert!(!FeedbackTable::new(seconds(1), false).apply(&of[0], &accepted, 0));
         let with_time = Feedback {
-            retry_after: Some(seconds(7)),
+            windows: vec![(0, seconds(7))],
             ..REFUSED
         };
         let mut table = FeedbackTable::new(seconds(3_600), false);
-        assert!(table.apply(&of[0], with_time, 0));
+        assert!(table.apply(&of[0], &with_time, 0));
         assert_eq!(table.earliest(&of, 1, 0), 7 * SECOND);
     }
 
@@ -385,25 +377,25 @@ mod tests {
     fn short_and_long_restrictions_apply_until_their_own_ends() {
         let mut table = FeedbackTable::new(seconds(3_600), false);
         let of = counters();
-        assert!(table.apply(&of[0], remaining(4_000, 3_500), 0));
-        assert!(table.apply(&of[0], REFUSED, 0));
+        assert!(table.apply(&of[0], &remaining(4_000, 3_500), 0));
+        assert!(table.apply(&of[0], &REFUSED, 0));
         assert_eq!(table.earliest(&of, 1, 0), SECOND);
         table.consume(&of, 3_990, SECOND);
-        assert!(table.apply(&of[0], remaining(5, 10), SECOND));
+        assert!(table.apply(&of[0], &remaining(5, 10), SECOND));
         assert_eq!(table.earliest(&of, 5, SECOND), 0);
         assert_eq!(table.earliest(&of, 6, SECOND), 11 * SECOND);
         assert_eq!(table.earliest(&of, 11, SECOND), 3_500 * SECOND);
         // One response can add two.
         let both = Feedback {
-            retry_after: Some(seconds(2)),
-            ..remaining(3, 20)
+            status: 200,
+            windows: vec![(0, seconds(2)), (3, seconds(20))],
         };
-        assert!(table.apply(&of[0], both, SECOND));
+        assert!(table.apply(&of[0], &both, SECOND));
         assert_eq!(table.earliest(&of, 1, SECOND), 3 * SECOND);
         assert_eq!(table.earliest(&of, 4, SECOND), 21 * SECOND);
         // Beyond the maximum number, the closest two are merged into the stricter one.
         for wait in 1..100 {
-            table.apply(&of[0], remaining(1_000 + wait, 100 * wait), SECOND);
+            table.apply(&of[0], &remaining(1_000 + wait, 100 * wait), SECOND);
         }
         assert_eq!(table.entries[&of[0]].restrictions.len(), RESTRICTIONS_MAX);
         assert_eq!(table.earliest(&of, 4, SECOND), 21 * SECOND);
@@ -412,18 +404,14 @@ mod tests {
 
     #[test]
     fn refusal_with_a_time_of_zero_pauses_like_one_without_a_time() {
-        let zero = Duration::ZERO;
-        for (retry_after, remaining) in [(Some(zero), None), (None, Some((0, zero)))] {
-            let refused = Feedback {
-                status: 429,
-                retry_after,
-                remaining,
-            };
-            let mut table = FeedbackTable::new(seconds(3_600), false);
-            assert!(table.apply(&counters()[0], refused, 0));
-            assert!(table.apply(&counters()[0], refused, SECOND));
-            assert_eq!(table.earliest(&counters(), 1, SECOND), 3 * SECOND);
-        }
+        let refused = Feedback {
+            windows: vec![(0, Duration::ZERO)],
+            ..REFUSED
+        };
+        let mut table = FeedbackTable::new(seconds(3_600), false);
+        assert!(table.apply(&counters()[0], &refused, 0));
+        assert!(table.apply(&counters()[0], &refused, SECOND));
+        assert_eq!(table.earliest(&counters(), 1, SECOND), 3 * SECOND);
     }
 
     #[test]
@@ -432,7 +420,7 @@ mod tests {
         table.set_limits(4, |_| true);
         let mut apply = |limit: usize, counter: usize| {
             let [limit, counter] = [limit, counter].map(|it| Arc::from(it.to_string()));
-            table.apply(&(limit, counter), REFUSED, 0)
+            table.apply(&(limit, counter), &REFUSED, 0)
         };
         let applied = [0, 1].map(|limit| (0..COUNTERS_MAX).filter(|it| apply(limit, *it)).count());
         assert_eq!(applied, [50_000, 12_500]);
@@ -449,7 +437,7 @@ mod tests {
         assert_eq!((table.entries.len(), table.counters_of("1")), (0, 0));
         // Removed entries leave capacity.
         let counter = (Arc::from("1"), Arc::from("again"));
-        assert!(table.apply(&counter, REFUSED, 100 * SECOND));
+        assert!(table.apply(&counter, &REFUSED, 100 * SECOND));
         assert_eq!(table.entries.len(), 1);
     }
 }

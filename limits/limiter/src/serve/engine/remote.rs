@@ -320,10 +320,9 @@ mod tests {
         let engine = engine();
         let feedback = Feedback {
             status: 200,
-            remaining: Some((1, HOUR)),
-            ..Feedback::default()
+            windows: vec![(1, HOUR)],
         };
-        assert!(engine.apply_feedback(TARGET, feedback, START).unwrap());
+        assert!(engine.apply_feedback(TARGET, &feedback, START).unwrap());
         let first = reserve(&engine);
         assert_eq!(
             (first.pause, reserve(&engine).pause),

@@ -23,10 +23,9 @@ fn restart_after(ahead: u64) -> (u64, usize, u64) {
     }
     let refused = Feedback {
         status: 429,
-        retry_after: Some(HOUR / 2),
-        remaining: None,
+        windows: vec![(0, HOUR / 2)],
     };
-    let applied = before.apply_feedback(of("day", "restricted"), refused, then);
+    let applied = before.apply_feedback(of("day", "restricted"), &refused, then);
     assert_eq!(applied, Ok(true));
     let disk = Disk::of(&before);
     let (after, now) = disk.start(OPTIONS, text, START);

@@ -36,12 +36,11 @@ fn refused_call_that_counts_under_one_rule_uses_no_quota_of_others() {
     let mut disk = Disk::of(&engine);
     let feedback = Feedback {
         status: 429,
-        retry_after: Some(Duration::from_secs(5)),
-        ..Feedback::default()
+        windows: vec![(0, Duration::from_secs(5))],
     };
     assert!(
         engine
-            .apply_feedback(of("a", "k"), feedback, START)
+            .apply_feedback(of("a", "k"), &feedback, START)
             .unwrap()
     );
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START);
@@ -93,12 +92,11 @@ fn calls_granted_by_the_server_count_against_restored_feedback() {
         let mut disk = Disk::of(&engine);
         let feedback = Feedback {
             status: 200,
-            remaining: Some((2, HOUR)),
-            ..Feedback::default()
+            windows: vec![(2, HOUR)],
         };
         assert!(
             engine
-                .apply_feedback(of("a", "k"), feedback, START)
+                .apply_feedback(of("a", "k"), &feedback, START)
                 .unwrap()
         );
         assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
@@ -195,11 +193,10 @@ fn restrictions_that_replaced_expired_ones_are_restored() {
     let apply = |counter: u32, seconds, now| {
         let feedback = Feedback {
             status: 503,
-            retry_after: Some(Duration::from_secs(seconds)),
-            ..Feedback::default()
+            windows: vec![(0, Duration::from_secs(seconds))],
         };
         engine
-            .apply_feedback(of("a", &counter.to_string()), feedback, now)
+            .apply_feedback(of("a", &counter.to_string()), &feedback, now)
             .unwrap()
     };
     for counter in 0..50_000 {
@@ -283,7 +280,7 @@ fn records_of_idle_counters_and_removed_limits_are_removed() {
         slot(&engine, &[of(limit, "k")], START);
         assert!(
             engine
-                .apply_feedback(of(limit, "k"), refused, START)
+                .apply_feedback(of(limit, "k"), &refused, START)
                 .unwrap()
         );
         (Disk::of(&engine), engine)

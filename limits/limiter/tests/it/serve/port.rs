@@ -160,6 +160,37 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
         "{}",
         feedback.head
     );
+    for (fields, wait, ignored) in [
+        (
+            r#""ratelimit": "\"hour\";r=0;t=1800, \"peak\";r=0;t=7""#,
+            1_800,
+            None,
+        ),
+        (r#""retry_after": "292.05""#, 293, None),
+        (r#""retry_after": "60, 30""#, 60, None),
+        (r#""x_ratelimit_reset": "6m0s""#, 360, None),
+        (
+            r#""ratelimit": "a;r=0", "ratelimit_reset": "50""#,
+            50,
+            Some("ratelimit"),
+        ),
+        (
+            r#""retry_after": "soon", "ratelimit": "a;r=0;t=9""#,
+            9,
+            Some("retry_after"),
+        ),
+    ] {
+        let path = format!("/v1/limits/day/{wait}/feedback");
+        let fields = format!("{{\"status\": 429, {fields}}}");
+        let response = body(&client.post(&path, &[], &fields).await?, 200);
+        let found = response["wait"].as_f64().map(f64::ceil);
+        assert_eq!(found, Some(f64::from(wait)), "{response}");
+        let names = response["ignored"]
+            .as_object()
+            .map(|it| it.keys().map(String::as_str));
+        let names: Option<Vec<_>> = names.map(Iterator::collect);
+        assert_eq!(names, Some(Vec::from_iter(ignored)), "{response}");
+    }
     for remaining in [1, 0] {
         let few = "/v1/limits/day/few/reserve";
         let response = client.post(few, &[], "{}").await?;
