@@ -1,9 +1,10 @@
 //! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
 //!
-//! It serves only GET and HEAD and is read-only; [`debug`] costs CPU time and is off by default. It has no authentication, so
+//! It is read-only, except for the log filter; [`debug`] costs CPU time and is off by default. It has no authentication, so
 //! every program on the machine has access. A web page in a browser on the machine may also send requests:
 //!
-//! - A page of another origin cannot read the responses, because no response has a CORS header.
+//! - A page of another origin cannot read the responses, because no response has a CORS header. A browser sends no PUT of such
+//!   a page, for the same reason.
 //! - DNS rebinding would make the page same-origin. So a loopback port accepts only loopback host names. Ports on other
 //!   addresses do not check host names, because every client that reaches such a port has access.
 
@@ -12,6 +13,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use super::{
     caller, debug, http_server,
     listen::{Limits, Listener},
+    logging::{self, FILTER_BYTES_MAX, Filter},
     open_files,
     ready::{self, Component},
     reply::{Reply, content, text},
@@ -19,8 +21,10 @@ use super::{
     settings::Common,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use prometheus::{Encoder, TextEncoder};
+use tokio::time::timeout;
 
 /// Limits of the port, and of other ports for operators.
 pub const LIMITS: Limits = Limits {
@@ -45,6 +49,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 /// Query for reading `/metrics` without ending the intervals of peak metrics. The status page sends it every second.
 const KEEP_PEAKS: &str = "keep-peaks";
+
+/// Path of the log filter.
+const LOG_FILTER: &str = "/log-filter";
+
+/// Timeout for receiving a filter, which fits in one packet.
+const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The process-specific part of an admin port.
 pub trait Pages: Send + Sync + 'static {
@@ -123,8 +133,12 @@ impl Port {
             let stop = self.services.stage.stop.clone();
             return debug::serve(self.debug, request, stop).await;
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return debug::method_not_allowed("GET, HEAD");
+        let is_filter = request.uri().path() == LOG_FILTER;
+        match *request.method() {
+            Method::GET | Method::HEAD => {}
+            Method::PUT if is_filter => return put_log_filter(request.into_body()).await,
+            _ if is_filter => return debug::method_not_allowed("GET, HEAD, PUT"),
+            _ => return debug::method_not_allowed("GET, HEAD"),
         }
         match request.uri().path() {
             "/" => static_file("text/html", PAGE),
@@ -139,6 +153,7 @@ impl Port {
                 components.push(self.services.config_reloads.component());
                 ready::reply(&components)
             }
+            LOG_FILTER => text(StatusCode::OK, format!("{}\n", logging::filter())),
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             _ => match self.pages.page(request.headers(), request.uri()).await {
                 Some(reply) => reply,
@@ -160,6 +175,43 @@ impl Port {
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
     }
+}
+
+/// Replaces the log filter.
+async fn put_log_filter(body: Incoming) -> Reply {
+    let body = timeout(
+        FILTER_TIMEOUT,
+        Limited::new(body, FILTER_BYTES_MAX).collect(),
+    );
+    let filter = match body.await {
+        Err(_) => {
+            return text(
+                StatusCode::REQUEST_TIMEOUT,
+                "no complete filter within 10 s\n",
+            );
+        }
+        Ok(Err(_)) => {
+            let error =
+                format!("the filter is incomplete or longer than {FILTER_BYTES_MAX} bytes\n");
+            return text(StatusCode::PAYLOAD_TOO_LARGE, error);
+        }
+        Ok(Ok(body)) => String::from_utf8_lossy(&body.to_bytes()).parse::<Filter>(),
+    };
+    let filter = match filter {
+        Ok(filter) => filter,
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+    };
+    let log = || tracing::info!(%filter, "log filter changed through the admin port");
+    // The old or the new filter may hide the message.
+    let is_shown_before = tracing::enabled!(tracing::Level::INFO);
+    if is_shown_before {
+        log();
+    }
+    logging::set_filter(&filter);
+    if !is_shown_before {
+        log();
+    }
+    text(StatusCode::OK, format!("{filter}\n"))
 }
 
 /// A file of the status page.

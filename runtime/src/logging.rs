@@ -6,10 +6,14 @@ mod lines;
 
 use std::{fmt, io, str::FromStr, sync::OnceLock, time::Duration};
 
+use parking_lot::Mutex;
 use tracing_log::{LogTracer, log::LevelFilter};
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload};
 
 use self::lines::Lines;
+
+/// Maximum bytes of a filter from the admin port.
+pub const FILTER_BYTES_MAX: usize = 1024;
 
 /// The conventional environment variable for the log filter of Rust programs.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
@@ -19,6 +23,7 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
     handle: reload::Handle<EnvFilter, Registry>,
+    filter: Mutex<Filter>,
     lines: Lines,
 }
 
@@ -150,7 +155,12 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     if let Err(error) = libraries {
         tracing::debug!(%error, "library messages are not logged: another logger is set");
     }
-    LOG.get_or_init(|| Log { handle, lines });
+    let filter = Mutex::new(filter.clone());
+    LOG.get_or_init(|| Log {
+        handle,
+        filter,
+        lines,
+    });
     Ok(Flush(()))
 }
 
@@ -159,10 +169,18 @@ pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| log.lines.dropped())
 }
 
+/// The current filter; `off` if logging is not initialized.
+pub fn filter() -> Filter {
+    let filter = LOG.get().map(|log| log.filter.lock().clone());
+    filter.unwrap_or_else(|| Filter("off".to_owned()))
+}
+
 /// Replaces the filter, if logging is initialized.
 pub fn set_filter(filter: &Filter) {
     if let Some(log) = LOG.get() {
+        let mut current = log.filter.lock();
         drop(log.handle.reload(filter.layer()));
+        current.clone_from(filter);
     }
 }
 

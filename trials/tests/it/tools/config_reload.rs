@@ -1,7 +1,7 @@
 //! Tests that running processes reload their configuration.
 
 use anyhow::{Result, ensure};
-use bench::{admin, scrape::names};
+use bench::{admin, http::HttpClient, scrape::names};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -147,12 +147,48 @@ async fn consumer_without_a_config_file_survives_sighup() -> Result<()> {
 }
 
 #[tokio::test]
-async fn log_filter_follows_the_file() -> Result<()> {
+async fn latest_log_filter_of_file_and_admin_port_wins() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("producer.toml");
     std::fs::write(&file, "log_filter = 'info,runtime=warn'\n")?;
     let config = format!("--config={}", file.display());
-    let producer = Producer::start(&dir, &[&config]).await?;
+    let mut producer = Producer::start(&dir, &[&config]).await?;
     std::fs::write(&file, "log_filter = 'info'\n")?;
-    wait_logged(&producer.process, "configuration reloaded").await
+    wait_logged(&producer.process, "configuration reloaded").await?;
+
+    let mut client = HttpClient::connect(&producer.admin).await?;
+    let mut request = async |method: &str, headers: &[(&str, &str)], body: &str| {
+        let response = client.request(method, "/log-filter", headers, body).await?;
+        anyhow::Ok((response.status, response.body))
+    };
+    let is = |status: u16, body: &str| (status, body.to_owned());
+    assert_eq!(request("GET", &[], "").await?, is(200, "info\n"));
+    let debug = "info,producer=debug";
+    assert_eq!(
+        request("PUT", &[], debug).await?,
+        is(200, "info,producer=debug\n")
+    );
+    wait_logged(&producer.process, "log filter changed").await?;
+    for (filter, status, reason) in [
+        ("inof", 400, "not a level"),
+        (" ", 400, "a filter is"),
+        (&"x".repeat(2_000), 413, "1024"),
+    ] {
+        let (found, body) = request("PUT", &[], filter).await?;
+        ensure!(
+            found == status && body.contains(reason),
+            "{filter}: {found} {body}"
+        );
+    }
+    let foreign = [("Sec-Fetch-Site", "cross-site")];
+    assert_eq!(request("PUT", &foreign, "off").await?.0, 403);
+    assert_eq!(request("POST", &[], "off").await?.0, 405);
+    // A reload keeps the filter unless its setting changes.
+    producer.process.signal(Signal::HUP)?;
+    wait_reloads(&producer.admin, "producer", "done", 2).await?;
+    assert_eq!(request("GET", &[], "").await?.1, "info,producer=debug\n");
+    std::fs::write(&file, "log_filter = 'warn'\n")?;
+    wait_reloads(&producer.admin, "producer", "done", 3).await?;
+    assert_eq!(request("GET", &[], "").await?.1, "warn\n");
+    Ok(())
 }
