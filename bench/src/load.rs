@@ -5,7 +5,7 @@
 //! those times, so that a stalled server cannot hide it.
 //!
 //! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. With `--hostile`,
-//! `hostile` replaces the requests. `session` and `connection` send the request and check its response. `recorder`
+//! `hostile` replaces the requests. `session` and `connection` send the request when `pacer` says that it is due, and check its response. `recorder`
 //! counts the results of each thread (`threads`), and `second` merges them. `outcome` and `report` present the
 //! results; `generator` judges whether the load generator distorted them.
 
@@ -15,6 +15,7 @@ mod generator;
 mod history;
 mod hostile;
 mod outcome;
+mod pacer;
 mod plan;
 mod recorder;
 mod report;

@@ -43,7 +43,7 @@ pub struct LoadArgs {
     #[arg(short, long)]
     pub requests: Option<u64>,
     /// Requests per second over all connections, as an open loop: requests are sent on schedule whether or not responses
-    /// arrive, and latency counts from the intended send time. Latency includes up to 1 ms of timer resolution [default: each
+    /// arrive, and latency counts from the intended send time. Above 20,000, requests are grouped by the millisecond [default: each
     /// connection sends when the previous responses have arrived].
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,

@@ -4,10 +4,10 @@ use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
 
 use tokio::{
     net::TcpStream,
-    time::{self, Instant, sleep, sleep_until},
+    time::{self, Instant, sleep},
 };
 
-use super::{history::History, plan::Task, recorder::Recorder, session::Session};
+use super::{history::History, pacer::Pacer, plan::Task, recorder::Recorder, session::Session};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -33,20 +33,20 @@ impl Connection {
         task: Task,
         stream: TcpStream,
         started: Instant,
+        pacer: Rc<Pacer>,
         recorder: Rc<RefCell<Recorder>>,
     ) -> Self {
         Self {
             stream: Some(stream),
-            session: Session::new(task, started, recorder),
+            session: Session::new(task, started, pacer, recorder),
         }
     }
 
     /// Sends all requests and reads all responses. Cancel-safe: [`finish`](Self::finish) continues it.
     pub(super) async fn run(&mut self) {
-        let mut timer = Box::pin(sleep_until(self.session.started()));
         loop {
             if let Some(stream) = &mut self.stream {
-                if let Ok(()) = self.session.exchange(stream, timer.as_mut()).await {
+                if let Ok(()) = self.session.exchange(stream).await {
                     return;
                 }
                 self.stream = None;

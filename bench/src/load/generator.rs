@@ -8,7 +8,7 @@
 use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};
 
-/// Delay from which a request counts as late: more than the timer resolution (1 ms) and a scheduler time slice (3 to 4 ms).
+/// Delay from which a request counts as late: more than the interval of grouped requests (1 ms) and a scheduler time slice (3 to 4 ms).
 const LATE_MICROS: u64 = 10_000;
 
 /// Minimum fraction of time running or waiting for a CPU of a thread without idle time.

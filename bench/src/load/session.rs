@@ -7,19 +7,13 @@
 //! With a schedule, a full pipeline or socket buffer can delay requests. The delay counts as latency. Delayed requests are
 //! not encoded, so a stalled server costs 16 bytes per outstanding request, or up to 32 because the queue grows by doubling.
 
-use std::{
-    cell::RefCell, collections::VecDeque, io, net::SocketAddr, pin::Pin, rc::Rc, time::Duration,
-};
+use std::{cell::RefCell, collections::VecDeque, io, net::SocketAddr, rc::Rc};
 
-use tokio::{
-    io::Interest,
-    net::TcpStream,
-    task::yield_now,
-    time::{Instant, Sleep},
-};
+use tokio::{io::Interest, net::TcpStream, task::yield_now, time::Instant};
 
 use super::{
     history::History,
+    pacer::Pacer,
     plan::Task,
     recorder::Recorder,
     response::{self, MalformedResponse},
@@ -51,7 +45,7 @@ impl From<io::Error> for BrokenConnection {
 /// State of a connection, without its stream.
 pub(super) struct Session {
     task: Task,
-    started: Instant,
+    pacer: Rc<Pacer>,
     outgoing: Vec<u8>,
     written: usize,
     incoming: Vec<u8>,
@@ -71,9 +65,14 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(task: Task, started: Instant, recorder: Rc<RefCell<Recorder>>) -> Self {
+    pub(super) fn new(
+        task: Task,
+        started: Instant,
+        pacer: Rc<Pacer>,
+        recorder: Rc<RefCell<Recorder>>,
+    ) -> Self {
         Self {
-            started,
+            pacer,
             outgoing: Vec::new(),
             written: 0,
             incoming: vec![0; RECEIVE_BYTES],
@@ -89,10 +88,6 @@ impl Session {
             recorder,
             task,
         }
-    }
-
-    pub(super) fn started(&self) -> Instant {
-        self.started
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -118,7 +113,6 @@ impl Session {
     pub(super) async fn exchange(
         &mut self,
         stream: &mut TcpStream,
-        mut timer: Pin<&mut Sleep>,
     ) -> Result<(), BrokenConnection> {
         loop {
             let due_nanos = self.fill();
@@ -139,14 +133,13 @@ impl Session {
                 Interest::READABLE | Interest::WRITABLE
             };
             if let Some(due_nanos) = due_nanos {
-                let due = self.started + Duration::from_nanos(due_nanos);
-                if timer.deadline() != due {
-                    timer.as_mut().reset(due);
-                }
                 tokio::select! {
                     biased;
                     ready = stream.ready(interest) => ready?,
-                    () = timer.as_mut() => continue,
+                    due = self.pacer.wait(due_nanos, self.task.connection) => {
+                        due?;
+                        continue;
+                    }
                 };
             } else {
                 stream.ready(interest).await?;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     connection::{Connection, connect},
     history::History,
+    pacer::Pacer,
     plan::{Plan, Task},
     recorder::{Interval, Recorder},
     thread_time::{CpuShares, ThreadTime},
@@ -78,9 +79,12 @@ impl Threads {
         }
         let mut workers = JoinSet::new();
         for (thread, opened) in shares.into_iter().enumerate() {
-            let (intervals, stop) = (parts_tx.clone(), stop.clone());
+            let (intervals, stop, rate) = (parts_tx.clone(), stop.clone(), plan.rate);
             workers.spawn_blocking(move || {
-                runtime()?.block_on(run(thread, opened, started, intervals, stop))
+                runtime()?.block_on(async {
+                    let pacer = Pacer::new(started, rate)?;
+                    run(thread, opened, started, pacer, intervals, stop).await
+                })
             });
         }
         Self { workers, intervals }
@@ -107,15 +111,22 @@ async fn run(
     thread: usize,
     opened: Vec<OpenConnection>,
     started: Instant,
+    pacer: Pacer,
     intervals: mpsc::Sender<(usize, Box<Interval>)>,
     stop: CancellationToken,
 ) -> Result<ThreadResult> {
-    let time = ThreadTime::now();
+    let (time, pacer) = (ThreadTime::now(), Rc::new(pacer));
     let recorder = Rc::new(RefCell::new(Recorder::new(started)));
     let mut running = JoinSet::new();
     for (task, stream) in opened {
         let (stop, stream) = (stop.clone(), TcpStream::from_std(stream)?);
-        let mut connection = Connection::new(task, stream, started, Rc::clone(&recorder));
+        let mut connection = Connection::new(
+            task,
+            stream,
+            started,
+            Rc::clone(&pacer),
+            Rc::clone(&recorder),
+        );
         running.spawn_local(async move {
             tokio::select! {
                 biased;
@@ -137,6 +148,7 @@ async fn run(
                 Some(history) => histories.push(history?),
                 None => break,
             },
+            failed = pacer.run() => match failed? {},
             () = stop.cancelled(), if sending.is_none() => sending = Some(shares()),
             () = sleep_until(next) => {
                 next = seconds.next().unwrap_or(next);

@@ -1,0 +1,122 @@
+//! Wakes the connections of a thread when their next requests are due.
+//!
+//! The timer of the runtime is late by up to 2 ms. A timer of the kernel is late only by the time to wake the thread. Above
+//! [`PRECISE_RATE_MAX`], requests are grouped by the millisecond, because a wake-up for each one would cost more than sending it.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    num::NonZeroU64,
+    os::fd::OwnedFd,
+    task::{Poll, Waker},
+};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tokio::{io::unix::AsyncFd, time::Instant};
+
+use super::recorder::nanos;
+
+/// Maximum rate at which each request is sent at its own time.
+const PRECISE_RATE_MAX: u64 = 20_000;
+
+/// Interval of the groups of requests at higher rates.
+const GROUP_NANOS: u64 = 1_000_000;
+
+/// The timer of a thread.
+pub(super) struct Pacer {
+    started: Instant,
+    timer: AsyncFd<OwnedFd>,
+    /// Wake-up times are multiples of it.
+    resolution: u64,
+    queue: RefCell<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Wakers of connections, by wake-up time and number of the connection.
+    waiting: BTreeMap<(u64, u64), Waker>,
+    /// Wake-up time for which the timer is set.
+    armed: Option<u64>,
+}
+
+impl Pacer {
+    /// A timer for a load that began at `started`.
+    pub(super) fn new(started: Instant, rate: Option<NonZeroU64>) -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        #[expect(
+            deprecated,
+            reason = "the owned descriptor is never replaced; the successor is unsafe"
+        )]
+        let timer = AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?;
+        let is_precise = rate.is_none_or(|rate| rate.get() <= PRECISE_RATE_MAX);
+        Ok(Self {
+            started,
+            timer,
+            resolution: if is_precise { 1 } else { GROUP_NANOS },
+            queue: RefCell::default(),
+        })
+    }
+
+    /// Waits until a request of a connection is due, in nanoseconds after the start. [`run`](Self::run) must run concurrently.
+    pub(super) async fn wait(&self, due_nanos: u64, connection: u64) -> io::Result<()> {
+        let at = due_nanos.checked_next_multiple_of(self.resolution);
+        let at = at.unwrap_or(u64::MAX);
+        poll_fn(|context| {
+            let now = self.now_nanos();
+            if now >= at {
+                return Poll::Ready(Ok(()));
+            }
+            let mut queue = self.queue.borrow_mut();
+            let waker = context.waker().clone();
+            queue.waiting.insert((at, connection), waker);
+            match self.arm(&mut queue, now) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            }
+        })
+        .await
+    }
+
+    /// Wakes connections. Cancel-safe.
+    pub(super) async fn run(&self) -> io::Result<Infallible> {
+        loop {
+            self.timer.readable().await?.clear_ready();
+            let now = self.now_nanos();
+            let mut queue = self.queue.borrow_mut();
+            while let Some(first) = queue.waiting.first_entry()
+                && first.key().0 <= now
+            {
+                first.remove().wake();
+            }
+            queue.armed = None;
+            self.arm(&mut queue, now)?;
+        }
+    }
+
+    /// Sets the timer to the first wake-up time.
+    fn arm(&self, queue: &mut Queue, now: u64) -> io::Result<()> {
+        let first = queue.waiting.keys().next().map(|(at, _)| *at);
+        let Some(at) = first.filter(|at| queue.armed.is_none_or(|armed| *at < armed)) else {
+            return Ok(());
+        };
+        // A time of zero would disable the timer.
+        let wait = std::time::Duration::from_nanos(at.saturating_sub(now).max(1));
+        let timer = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec::try_from(wait).map_err(io::Error::other)?,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)?;
+        queue.armed = Some(at);
+        Ok(())
+    }
+
+    fn now_nanos(&self) -> u64 {
+        nanos(Instant::now().saturating_duration_since(self.started))
+    }
+}
