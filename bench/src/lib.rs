@@ -5,15 +5,13 @@
 //! - [`load`] sends sync requests and checks every response;
 //! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store;
-//! - [`origin`] serves HTTP contents with delays and errors to a client under test;
-//! - [`compare`] lists measurements that differ by more than noise between two reports.
+//! - [`origin`] serves HTTP contents with delays and errors to a client under test.
 //!
 //! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
 //! whole system ([`cluster`], [`launcher`]), observation of processes ([`observe`]), verification of stores ([`verify`]),
 //! reports ([`report`]), and the start and end of a program ([`program`]).
 
 pub mod cluster;
-pub mod compare;
 pub mod cpu;
 pub mod e2e;
 pub mod load;
@@ -85,7 +83,6 @@ enum Command {
     Subscribe(Box<subscribe::SubscribeArgs>),
     E2e(Box<e2e::E2eArgs>),
     Origin(Box<origin::OriginArgs>),
-    Compare(compare::CompareArgs),
 }
 
 /// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
@@ -96,7 +93,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("no scenario given; bench --help lists all scenarios")?;
-    if !matches!(command, Command::Compare(_) | Command::Origin(_)) {
+    if !matches!(command, Command::Origin(_)) {
         warn_of_profile();
     }
     let (scenario, options) = match &command {
@@ -105,7 +102,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Subscribe(args) => ("fan-out", &args.report),
         Command::E2e(args) => ("e2e", &args.report),
         Command::Origin(args) => ("origin", &args.report),
-        Command::Compare(args) => ("compare", &args.report),
     };
     let dir = options.prepare(scenario)?;
     let report = match &command {
@@ -117,7 +113,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Subscribe(args) => subscribe::run_fan_out(args, &stop).await?,
         Command::E2e(args) => e2e::run(args, &stop).await?,
         Command::Origin(args) => origin::run(args, &stop).await?,
-        Command::Compare(args) => compare::run(args)?,
     };
     print(options.json, &report, Report::summary)?;
     write_report(dir, &report)?;

@@ -16,7 +16,7 @@ pub use self::{
     data::Report,
     dir::{ReportArgs, write_report},
     environment::Environment,
-    measurement::{Better, Measurement, Number, Row, Table},
+    measurement::{Measurement, Number, Row, Table},
     numbers::{Micros, Percentiles, micros_per, plural},
     plot::{Plot, Series},
 };

@@ -73,7 +73,6 @@ impl StepObservations<'_> {
             bytes_per_delivery: bytes / delivered.max(1.0),
             ended_early: self.load_run.ended_early,
             reason: None,
-            accepted_each_second: self.accepted_each_second(),
         };
         step.reason = verdict::failure_reason(&step, self.cores);
         step
@@ -137,19 +136,6 @@ impl StepObservations<'_> {
                 resident_bytes: now.memory.resident_bytes,
                 peak_bytes: now.memory.peak_bytes,
             })
-            .collect()
-    }
-
-    fn accepted_each_second(&self) -> Vec<f64> {
-        let (before, after) = (&self.load_run.before, &self.load_run.after);
-        let within = |at: &&Observation| (before.at..=after.at).contains(&at.at);
-        let observed: Vec<_> = self.observed.iter().filter(within).collect();
-        // Skips the incomplete last second.
-        let seconds = observed
-            .windows(2)
-            .filter(|pair| pair[1].at - pair[0].at > Duration::from_millis(500));
-        seconds
-            .map(|pair| pair[1].accepted_per_second(pair[0]))
             .collect()
     }
 }

@@ -58,23 +58,18 @@ const STEPS: &str = "Backlog: accepted cookies that the slowest node has not sto
 
 fn step(step: &Step) -> Row {
     let (lost, failed) = step.lost_and_failed();
-    let samples = step.accepted_each_second.iter().copied();
     step.row([
         COUNT.of("requests offered", step.offered),
         COUNT.of("requests accepted", step.accepted()),
-        RATE.of("accepted", step.accepted_per_second())
-            .higher()
-            .with_samples(samples),
-        RATE.of("stored", step.stored_per_second).higher(),
-        COUNT.of("backlog at the end", step.backlog).lower(),
+        RATE.of("accepted", step.accepted_per_second()),
+        RATE.of("stored", step.stored_per_second),
+        COUNT.of("backlog at the end", step.backlog),
         COUNT.of("peak backlog", step.backlog_max),
         SECONDS.of("time to store it", step.settled.seconds),
         COUNT.of("lost", lost),
         COUNT.of("failed", failed),
         COUNT.of("mean batch", step.batch_cookies),
-        BYTES
-            .of("bytes per delivery", step.bytes_per_delivery)
-            .lower(),
+        BYTES.of("bytes per delivery", step.bytes_per_delivery),
         Measurement::text("sustained", step.verdict("yes", "no")),
     ])
 }
@@ -93,14 +88,14 @@ fn latency(step: &Step) -> Row {
         ..
     } = step;
     let shown = ["p50", "p99", "p99.9", "max"];
-    step.row(MILLIS.percentiles("edge latency, ", load.latency, &shown, &["p99"]))
+    step.row(MILLIS.percentiles("edge latency, ", load.latency, &shown))
         .with([
-            millis("accepted to received, p50", received.p50).lower(),
-            millis("accepted to received, p99", received.p99).lower(),
-            millis("accepted to stored, p50", stored.p50).lower(),
-            millis("accepted to stored, p99", stored.p99).lower(),
+            millis("accepted to received, p50", received.p50),
+            millis("accepted to received, p99", received.p99),
+            millis("accepted to stored, p50", stored.p50),
+            millis("accepted to stored, p99", stored.p99),
             millis("flush, p50", flush.p50),
-            millis("flush, p99", flush.p99).lower(),
+            millis("flush, p99", flush.p99),
         ])
 }
 
@@ -110,7 +105,7 @@ const PROCESSES: &str = "Cores: used during the load. CPU: user and kernel time 
 fn process(used: &ProcessUse) -> [Measurement; 4] {
     [
         DECIMAL.of("cores", used.cores),
-        CPU.of("CPU per cookie", used.cpu_micros_per_cookie).lower(),
+        CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
         MEBIBYTES.of("resident", used.resident_bytes),
         MEBIBYTES.of("peak", used.peak_bytes),
     ]

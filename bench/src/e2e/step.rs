@@ -46,8 +46,6 @@ pub(super) struct Step {
     pub(super) ended_early: Option<EarlyEnd>,
     /// Why the rate was not sustained; `None` if accepted and stored cookies kept up with it.
     pub(super) reason: Option<String>,
-    /// Accepted cookies per second, for each second.
-    pub(super) accepted_each_second: Vec<f64>,
 }
 
 /// Rates in the second half of a step.

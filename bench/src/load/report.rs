@@ -8,9 +8,6 @@ use crate::report::{
 
 const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 
-/// Percentiles of the latency that take part in comparisons.
-const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
-
 const HOSTILE: &str = "Each request must be refused, so `accepted` counts refusals. Each reason is an outcome of \
     producer_edge_requests_total, or of producer_privacy_total.";
 
@@ -105,34 +102,28 @@ fn facts(outcome: &LoadOutcome) -> Vec<Measurement> {
     let counts = &outcome.counts;
     let unsent = outcome.plan.rate.map(|_| counts.unsent);
     let cpu_each = micros_per(outcome.cpu.as_secs_f64(), counts.sent);
-    let seconds = outcome.by_second.iter();
-    let samples = seconds.filter_map(|it| whole_rate(it, it.counts.accepted));
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
-        RATE.of("accepted", per_second(counts.accepted, outcome.seconds))
-            .higher()
-            .with_samples(samples),
-        COUNT.of("errors", counts.errors()).lower(),
+        RATE.of("accepted", per_second(counts.accepted, outcome.seconds)),
+        COUNT.of("errors", counts.errors()),
         COUNT.of("unanswered", counts.unanswered),
-        COUNT.of("unsent", unsent).lower(),
+        COUNT.of("unsent", unsent),
         COUNT.of("reconnects", counts.reconnects),
         Measurement::text("bottleneck", outcome.generator.limited_by.name()),
-        CPU.of("generator CPU per request", cpu_each).lower(),
+        CPU.of("generator CPU per request", cpu_each),
     ]
 }
 
 /// Percentiles of the whole run.
 fn times(outcome: &LoadOutcome) -> Vec<Row> {
     let all = [
-        ("latency", outcome.latency_micros, &COMPARED[..]),
-        ("send delay", outcome.send_delay_micros, &[]),
-        ("generator delay", outcome.generator.delay_micros, &[]),
+        ("latency", outcome.latency_micros),
+        ("send delay", outcome.send_delay_micros),
+        ("generator delay", outcome.generator.delay_micros),
     ];
-    let measured = all.into_iter().filter(|(_, times, _)| times.is_some());
-    let row = |(name, times, compared)| {
-        Row::new(name, MILLIS.percentiles("", times, &PERCENTILES, compared))
-    };
+    let measured = all.into_iter().filter(|(_, times)| times.is_some());
+    let row = |(name, times)| Row::new(name, MILLIS.percentiles("", times, &PERCENTILES));
     measured.map(row).collect()
 }
 

@@ -85,19 +85,4 @@ impl Report {
         put(JSON, serde_json::to_string_pretty(self)?)?;
         put(PAGE, page::html(self)?)
     }
-
-    /// Reads a report from its directory or its JSON file.
-    ///
-    /// # Errors
-    /// The file is missing or not a report.
-    pub fn read(path: &Path) -> Result<Self> {
-        let file = if path.is_dir() {
-            path.join(JSON)
-        } else {
-            path.to_owned()
-        };
-        let json = fs::read(&file).with_context(|| format!("failed to read {}", file.display()))?;
-        let report = serde_json::from_slice(&json);
-        report.with_context(|| format!("{} is not a bench report", file.display()))
-    }
 }

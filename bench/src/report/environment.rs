@@ -53,21 +53,14 @@ impl Environment {
         }
     }
 
-    /// Build profile of each of our programs, `bench` first.
-    pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
-        let of_others = self.programs.iter().filter_map(|(name, version)| {
+    /// A warning about programs not built with the shipped profile.
+    pub fn profile_warning(&self) -> Option<String> {
+        let others = self.programs.iter().filter_map(|(name, version)| {
             let profile = version.strip_suffix(')')?.rsplit_once([' ', '('])?.1;
             Some((name.as_str(), profile))
         });
-        [("bench", self.profile.as_str())]
-            .into_iter()
-            .chain(of_others)
-    }
-
-    /// A warning about programs not built with the shipped profile.
-    pub fn profile_warning(&self) -> Option<String> {
-        let others: Vec<_> = self
-            .profiles()
+        let profiles = [("bench", self.profile.as_str())].into_iter().chain(others);
+        let others: Vec<_> = profiles
             .filter(|(_, profile)| *profile != SHIPPED_PROFILE)
             .map(|(program, profile)| format!("{program} is a {profile} build"))
             .collect();
@@ -153,8 +146,6 @@ mod tests {
             ..Environment::default()
         };
         assert_eq!(environment.profile_warning(), None);
-        let of_producer = ("producer", "dist");
-        assert!(environment.profiles().eq([("bench", "dist"), of_producer]));
         environment.programs[1].1 = "0.1.0 (release)".to_owned();
         let warning = environment.profile_warning().unwrap();
         assert!(

@@ -1,6 +1,4 @@
-//! Measurements: each has a name, a unit, a value, and a direction (whether lower or higher values are better).
-//!
-//! Tables in the terminal and on the page, the JSON, comparisons and plots all use them.
+//! Measurements: each has a name, a unit and a value. Tables in the terminal and on the page, the JSON and plots use them.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,20 +15,6 @@ pub struct Measurement {
     pub unit: String,
     /// The formatted value with its unit; empty if nothing was measured.
     pub text: String,
-    /// Direction of an improvement; `None` excludes the measurement from comparisons.
-    pub better: Option<Better>,
-    /// Values of equal intervals of the run, such as its seconds, in `unit`. They show the noise.
-    pub samples: Vec<f64>,
-}
-
-/// Direction of an improvement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Better {
-    /// Higher values are better.
-    Higher,
-    /// Lower values are better.
-    Lower,
 }
 
 /// Measurements of one item, such as a step or a second. All rows of a table have the same measurements in the same order.
@@ -86,27 +70,19 @@ impl Unit {
             value: value.map(|raw| raw * self.scale),
             unit: self.name.to_owned(),
             text: value.map_or_else(String::new, self.format),
-            ..Measurement::default()
         }
     }
 
-    /// The `shown` percentiles of times in microseconds, with `prefix` before their names: `latency p99`. Those in `compared`
-    /// take part in comparisons.
+    /// The `shown` percentiles of times in microseconds, with `prefix` before their names: `latency p99`.
     pub fn percentiles(
         self,
         prefix: &str,
         times: Option<Percentiles>,
         shown: &[&str],
-        compared: &[&str],
     ) -> impl Iterator<Item = Measurement> {
         shown.iter().map(move |percentile| {
             let value = times.and_then(|times| times.get(percentile));
-            let measurement = self.of(&format!("{prefix}{percentile}"), value);
-            if compared.contains(percentile) {
-                measurement.lower()
-            } else {
-                measurement
-            }
+            self.of(&format!("{prefix}{percentile}"), value)
         })
     }
 }
@@ -118,30 +94,6 @@ impl Measurement {
             name: name.to_owned(),
             text: text.into(),
             ..Self::default()
-        }
-    }
-
-    /// Includes the measurement in comparisons; higher is better.
-    pub fn higher(self) -> Self {
-        Self {
-            better: Some(Better::Higher),
-            ..self
-        }
-    }
-
-    /// Includes the measurement in comparisons; lower is better.
-    pub fn lower(self) -> Self {
-        Self {
-            better: Some(Better::Lower),
-            ..self
-        }
-    }
-
-    /// Sets the samples, in the unit of the measurement.
-    pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
-        Self {
-            samples: samples.into_iter().filter(|it| it.is_finite()).collect(),
-            ..self
         }
     }
 }
@@ -177,14 +129,12 @@ mod tests {
 
     fn step(name: &str, accepted: Option<f64>, micros: f64) -> Row {
         let measurements = [
-            RATE.of("accepted", accepted)
-                .higher()
-                .with_samples([1.0, 2.0]),
+            RATE.of("accepted", accepted),
             CPU.of("CPU per cookie", micros),
             COUNT.of("unsent", None::<u64>),
         ];
-        let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
-        Row::new(name, measurements).with([delivery.with_samples([0.5, f64::NAN])])
+        let delivery = MILLIS.of("delivery p99", 1_500_u64);
+        Row::new(name, measurements).with([delivery])
     }
 
     #[track_caller]
@@ -215,14 +165,13 @@ mod tests {
         );
         assert_eq!(report.value("×2: delivery p99"), Some(1.5));
         assert_eq!(report.value("×1: accepted"), None);
-        assert_eq!(table.rows[0].measurements[3].samples, [0.5]);
     }
 
     #[test]
     fn single_row_is_printed_as_a_list() {
         let mut report = Report::new("load", "Facts");
-        let memory = MEBIBYTES.of("memory", 3_u64 << 20).lower();
-        let facts = [COUNT.of("unsent", None::<u64>).lower(), memory];
+        let memory = MEBIBYTES.of("memory", 3_u64 << 20);
+        let facts = [COUNT.of("unsent", None::<u64>), memory];
         report.add("Facts", "", [Row::new("", facts)]);
         check(&report.tables[0], &["memory 3.0 MiB"]);
         assert_eq!(report.value("memory"), Some(3.0));

@@ -35,12 +35,12 @@ fn full() -> Report {
     report.failures = vec![HOSTILE.to_owned()];
     report.environment.command = vec!["bench".to_owned(), "load".to_owned(), HOSTILE.to_owned()];
     let measurements = |name: &str| {
-        let rate = RATE.of("rate", f64::NAN).higher();
+        let rate = RATE.of("rate", f64::NAN);
         Row::new(
             name,
             [
                 Measurement::text(HOSTILE, HOSTILE),
-                rate.with_samples([1.0, f64::INFINITY]),
+                rate,
                 COUNT.of("a number with a long heading", 1_000_u64),
             ],
         )
@@ -80,18 +80,14 @@ fn report_survives_a_round_trip() -> TestResult {
     for name in ["report.json", "report.html"] {
         assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");
     }
-    for path in [path.to_owned(), path.join("report.json")] {
-        let read = Report::read(&path)?;
-        assert_eq!(read.environment, report.environment);
-        assert_eq!(read.tables, report.tables);
-        assert_eq!(read.tables[0].rows[1].measurements[1].samples, [1.0]);
-        assert_eq!(
-            read.value("second: a number with a long heading"),
-            Some(1_000.0)
-        );
-    }
+    let read: Report = serde_json::from_slice(&fs::read(path.join("report.json"))?)?;
+    assert_eq!(read.environment, report.environment);
+    assert_eq!(read.tables, report.tables);
+    assert_eq!(
+        read.value("second: a number with a long heading"),
+        Some(1_000.0)
+    );
     assert!(args.prepare("load").is_err(), "the directory is not empty");
-    assert!(Report::read(parent.path()).is_err(), "no report");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Units of measurements: scaling for comparisons and plots, and formatting.
+//! Units of measurements: scaling and formatting.
 
 use launcher::numbers::{duration, grouped, rate};
 
@@ -16,17 +16,14 @@ pub struct Unit {
     pub(super) format: fn(f64) -> String,
 }
 
-/// Symbol of [`CPU`], which varies less between runs than other times.
-pub(crate) const CPU_MICROS: &str = "µs of CPU";
-
 /// A count.
 pub const COUNT: Unit = unit("", 1.0, |count| grouped(to_u64(count)));
 /// A rate. The raw number is per second.
 pub const RATE: Unit = unit("/s", 1.0, rate);
-/// A time. The raw number is in microseconds; it is compared and plotted in milliseconds.
+/// A time. The raw number is in microseconds; the value is in milliseconds.
 pub const MILLIS: Unit = unit("ms", 1e-3, |micros| duration(to_u64(micros)));
 /// A CPU time. The raw number is in microseconds.
-pub const CPU: Unit = unit(CPU_MICROS, 1.0, |micros| format!("{micros:.3} µs"));
+pub const CPU: Unit = unit("µs of CPU", 1.0, |micros| format!("{micros:.3} µs"));
 /// A number with decimals, such as used cores.
 pub const DECIMAL: Unit = unit("", 1.0, |number| format!("{number:.2}"));
 /// A time. The raw number is in seconds.

@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     args::SubscribeArgs,
-    report::complete_seconds,
     streams::{self, SubscribeOutcome},
 };
 use crate::{
@@ -236,25 +235,23 @@ impl FanOutStep {
         let accepted = per_second(load.counts.accepted, load.seconds);
         let deliveries = per_second(read.received, read.seconds());
         let each_delivery = micros_per(self.cpu.as_secs_f64(), read.received);
-        let (shown, compared) = (["p50", "p99"], ["p50", "p99"]);
+        let shown = ["p50", "p99"];
         let measurements = [
             COUNT.of("requests sent", load.counts.sent),
-            RATE.of("accepted", accepted).higher(),
+            RATE.of("accepted", accepted),
             Measurement::text("load bottleneck", load.generator.limited_by.name()),
             COUNT.of("appended", self.appended),
             COUNT.of("delivered", read.received),
-            RATE.of("deliveries", deliveries)
-                .higher()
-                .with_samples(complete_seconds(&read.by_second)),
-            COUNT.of("lost", self.lost()).lower(),
-            CPU.of("producer CPU per cookie", self.cpu_micros()).lower(),
-            CPU.of("producer CPU per delivery", each_delivery).lower(),
-            MEBIBYTES.of("memory", self.memory.peak_bytes).lower(),
+            RATE.of("deliveries", deliveries),
+            COUNT.of("lost", self.lost()),
+            CPU.of("producer CPU per cookie", self.cpu_micros()),
+            CPU.of("producer CPU per delivery", each_delivery),
+            MEBIBYTES.of("memory", self.memory.peak_bytes),
         ];
         let delivery = read.delivery_micros.percentiles();
         Row::new(name, measurements)
-            .with(MILLIS.percentiles("request ", load.latency_micros, &shown, &compared))
-            .with(MILLIS.percentiles("delivery ", delivery, &shown, &compared))
+            .with(MILLIS.percentiles("request ", load.latency_micros, &shown))
+            .with(MILLIS.percentiles("delivery ", delivery, &shown))
     }
 }
 

@@ -82,31 +82,20 @@ fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
         COUNT.of("cookies received", total.received),
         COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
         COUNT.of("received by a stream, max", outcome.received_per_stream[1]),
-        RATE.of("received per second", rate)
-            .higher()
-            .with_samples(complete_seconds(&total.by_second)),
-        COUNT.of("lost", lost).lower(),
+        RATE.of("received per second", rate),
+        COUNT.of("lost", lost),
         COUNT.of("gaps", total.gaps),
-        COUNT.of("violations", total.violations).lower(),
+        COUNT.of("violations", total.violations),
         COUNT.of("bytes", total.bytes),
         COUNT.of("stream failures", total.broken),
         COUNT.of("streams reopened", total.reconnects),
         COUNT.of("new epochs", total.new_epochs),
-        CPU.of("reader CPU per cookie", cpu_each).lower(),
+        CPU.of("reader CPU per cookie", cpu_each),
     ];
     let delivery = total.delivery_micros.percentiles();
     let shown = ["p50", "p90", "p99", "p99.9", "max"];
-    let compared = ["p50", "p99", "p99.9"];
-    facts.extend(MILLIS.percentiles("delivery ", delivery, &shown, &compared));
+    facts.extend(MILLIS.percentiles("delivery ", delivery, &shown));
     facts
-}
-
-/// Cookies of complete seconds: those between the first and the last second with deliveries.
-pub(super) fn complete_seconds(by_second: &[u64]) -> Vec<f64> {
-    let first = by_second.iter().position(|count| *count > 0).unwrap_or(0) + 1;
-    let last = by_second.iter().rposition(|count| *count > 0).unwrap_or(0);
-    let complete = by_second.get(first..last).unwrap_or_default();
-    complete.iter().map(|count| *count as f64).collect()
 }
 
 #[cfg(test)]
@@ -160,18 +149,5 @@ mod tests {
     fn zero_streams_are_rejected() {
         assert!(args(&["--streams=0"]).is_err());
         assert_eq!(args(&["--streams=3"]).unwrap().streams.get(), 3);
-    }
-
-    #[test]
-    fn only_complete_seconds_are_samples() {
-        for (by_second, expected) in [
-            (&[0, 0, 3, 9, 0, 8, 2, 0][..], &[9.0, 0.0, 8.0][..]),
-            (&[0, 7], &[]),
-            (&[7, 7], &[]),
-            (&[0], &[]),
-            (&[], &[]),
-        ] {
-            assert_eq!(complete_seconds(by_second), expected, "{by_second:?}");
-        }
     }
 }

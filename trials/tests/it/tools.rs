@@ -14,7 +14,6 @@ mod load;
 mod metrics;
 pub(crate) mod metrics_page;
 mod pages;
-mod reports;
 mod settings;
 mod status;
 mod store_trial;
