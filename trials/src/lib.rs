@@ -1,21 +1,23 @@
-//! Scenarios for developers: long runs under faults, and measurements of a store.
+//! Scenarios for developers: long runs under faults, and a comparison with other systems.
 //!
-//! [`soak`] runs the whole system at one rate under faults and verifies every store. [`store`] measures how fast the consumer's code
-//! writes to a store. Both are scenarios like those of [`bench`](mod@bench) and use its modules.
+//! [`soak`] runs the whole system at one rate under faults and verifies every store. [`brokers`] compares the producer with NATS
+//! and Redis. Both are scenarios like those of [`bench`](mod@bench) and use its modules.
 //!
 //! Neighboring directories contain tests: `tests/it` runs the real programs, `sim` uses a simulated network and clock,
-//! `interleavings` runs the log under many thread schedules, and `fuzz` covers parsers of untrusted input. `brokers`, a
-//! separate workspace, compares the producer with NATS and Redis.
+//! `interleavings` runs the log under many thread schedules, and `fuzz` covers parsers of untrusted input.
 
+pub mod brokers;
 pub mod soak;
-pub mod store;
 
 use anyhow::Result;
-use bench::program::{print, warn_of_profile};
+use bench::{
+    program::{print, warn_of_profile},
+    report::{Report, write_report},
+};
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-/// Test cookiesync under faults, and measure its stores.
+/// Test cookiesync under faults, and compare it with other systems.
 #[derive(Debug, Parser)]
 #[command(name = "trials", version = runtime::VERSION, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -31,7 +33,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 enum Command {
     Soak(Box<soak::SoakArgs>),
-    Store(Box<store::StoreArgs>),
+    Brokers(Box<brokers::BrokersArgs>),
 }
 
 /// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
@@ -46,10 +48,12 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             print(args.report.json, &outcome, soak::SoakOutcome::summary)?;
             Ok(outcome.failures.is_empty())
         }
-        Command::Store(args) => {
-            let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, store::StoreOutcome::summary)?;
-            Ok(outcome.failures.is_empty())
+        Command::Brokers(args) => {
+            let dir = args.report.prepare("brokers")?;
+            let report = brokers::run(&args, &stop).await?;
+            print(args.report.json, &report, Report::summary)?;
+            write_report(dir, &report)?;
+            Ok(report.failures.is_empty())
         }
     }
 }

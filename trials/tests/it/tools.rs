@@ -2,6 +2,7 @@
 //! the examples.
 
 mod admin;
+mod brokers;
 mod config_reload;
 mod debug;
 mod demo;
@@ -16,4 +17,3 @@ pub(crate) mod metrics_page;
 mod pages;
 mod settings;
 mod status;
-mod store_trial;

@@ -1,0 +1,210 @@
+//! Benchmark of a MongoDB store: the consumer's writes of new pairs of user and DSP, compared with plain inserts of the same
+//! documents into other databases.
+//!
+//! `cargo bench -p consumer --bench store -- mongodb://127.0.0.1:27017 [MILLIONS]` writes one million pairs by default. It drops
+//! the databases whose names start with `bench-store-` first. CPU is that of mongod, on this machine.
+
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use consumer::{
+    Config,
+    app::open_store,
+    batch::Batch,
+    store::{Store, mongodb::COOKIES},
+};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use mongodb::{
+    Client,
+    bson::{DateTime, RawArrayBuf, doc, rawdoc},
+};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
+use tokio::time::Instant;
+
+const PREFIX: &str = "bench-store-";
+/// Prefix of the databases with plain inserts.
+const PLAIN: &str = "bench-store-plain-";
+
+const DSPS: u32 = 20;
+const CHUNK_COOKIES: u32 = 1_000;
+/// Chunks of a batch, and batches of a slice. The two writers take turns after each slice, so their collections grow alike.
+const BATCH_CHUNKS: u32 = 10;
+const SLICE_BATCHES: u32 = 10;
+/// Concurrent commands of the plain inserts; the default of `--mongodb-writers`.
+const WRITERS: usize = 2;
+
+/// Time, and CPU time of mongod.
+#[derive(Default)]
+struct Cost(Duration, Duration);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    let uri = args.next().context("missing URL of a MongoDB server")?;
+    let millions: u32 = args.next().map_or(Ok(1), |text| text.parse())?;
+    let client = Client::with_uri_str(&uri).await?;
+    let admin = client.database("admin");
+    let status = admin.run_command(doc! {"serverStatus": 1}).await?;
+    let mongod = status.get_i64("pid")?;
+    for name in client.list_database_names().await? {
+        if name.starts_with(PREFIX) {
+            client.database(&name).drop().await?;
+        }
+    }
+    let store = prepare(&uri, &client).await?;
+    let (mut of_store, mut of_plain) = (Cost::default(), Cost::default());
+    let mut random = fastrand::Rng::with_seed(7);
+    let slices = millions * 1_000_000 / (CHUNK_COOKIES * BATCH_CHUNKS * SLICE_BATCHES);
+    let mut at = 0;
+    for _ in 0..slices {
+        let batch = |_| {
+            (0..BATCH_CHUNKS)
+                .map(|_| chunk(&mut random, &mut at))
+                .collect()
+        };
+        let slice: Vec<Vec<ChunkRef>> = (0..SLICE_BATCHES).map(batch).collect();
+        of_store.measure(mongod, write(&*store, &slice)).await?;
+        of_plain.measure(mongod, insert(&client, &slice)).await?;
+    }
+    let cookies = f64::from(millions) * 1e6;
+    for (name, Cost(time, cpu)) in [("consumer", of_store), ("plain inserts", of_plain)] {
+        let (rate, micros) = (
+            cookies / time.as_secs_f64(),
+            cpu.as_secs_f64() * 1e6 / cookies,
+        );
+        println!("{name:14} {rate:8.0}/s, {micros:.2} µs of mongod's CPU per cookie");
+    }
+    Ok(())
+}
+
+impl Cost {
+    async fn measure(&mut self, mongod: i64, work: impl Future<Output = Result<()>>) -> Result<()> {
+        let (began, before) = (Instant::now(), cpu(mongod)?);
+        work.await?;
+        self.0 += began.elapsed();
+        self.1 += cpu(mongod)?.saturating_sub(before);
+        Ok(())
+    }
+}
+
+/// CPU time of a process on this machine.
+fn cpu(id: i64) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat"))?;
+    let fields = stat
+        .rsplit_once(") ")
+        .context("invalid /proc/PID/stat")?
+        .1
+        .split(' ');
+    let ticks: Result<Vec<u64>, _> = fields.skip(11).take(2).map(str::parse).collect();
+    Ok(Duration::from_millis(10 * ticks?.iter().sum::<u64>()))
+}
+
+/// Opens the store, and creates all databases.
+async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Store>> {
+    let flags = [
+        "consumer",
+        "--name=bench",
+        "--store",
+        uri,
+        "--mongodb-prefix=bench-store-",
+    ];
+    let config = Config::load(flags.map(Into::into));
+    let store = open_store(&config.map_err(|error| anyhow::anyhow!("{error}"))?).await?;
+    store.load().await?;
+    for dsp_id in 1..=DSPS {
+        store
+            .retry(dsp_id, Arc::new(Batch::new(usize::MAX, usize::MAX)))
+            .await?;
+        let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
+        let command = doc! {"createIndexes": COOKIES, "indexes": [index]};
+        client
+            .database(&format!("{PLAIN}{dsp_id}"))
+            .run_command(command)
+            .await?;
+    }
+    Ok(store)
+}
+
+async fn write(store: &dyn Store, slice: &[Vec<ChunkRef>]) -> Result<()> {
+    let producer: Arc<str> = "producer".into();
+    for chunks in slice {
+        let mut batch = Batch::new(usize::MAX, usize::MAX);
+        for chunk in chunks {
+            batch.push(&producer, chunk, u64::MAX);
+        }
+        let batch = Arc::new(batch);
+        let written = store.write(Arc::clone(&batch)).await?;
+        ensure!(
+            written.not_stored().next().is_none(),
+            "cookies were not stored"
+        );
+        store.commit(&batch, written.receipt).await?;
+    }
+    Ok(())
+}
+
+async fn insert(client: &Client, slice: &[Vec<ChunkRef>]) -> Result<()> {
+    for chunks in slice {
+        let mut by_dsp: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for chunk in chunks {
+            let millis = chunk.header().accepted_unix_micros / 1000;
+            let t = DateTime::from_millis(i64::try_from(millis)?);
+            for cookie in chunk.cookies() {
+                let CookieRef {
+                    user_id,
+                    dsp_id,
+                    buyer_uid,
+                    ..
+                } = cookie?;
+                let document = rawdoc! {"_id": user_id, "b": buyer_uid, "t": t};
+                by_dsp.entry(dsp_id).or_default().push((user_id, document));
+            }
+        }
+        let commands = by_dsp.into_iter().map(|(dsp_id, mut documents)| {
+            documents.sort_unstable_by_key(|(user_id, _)| *user_id);
+            let documents: RawArrayBuf = documents.into_iter().map(|(_, it)| it).collect();
+            let command = rawdoc! {"insert": COOKIES, "ordered": false, "documents": documents};
+            let database = client.database(&format!("{PLAIN}{dsp_id}"));
+            async move {
+                let response = database.run_raw_command(command).await?;
+                ensure!(response.get_array("writeErrors").is_err(), "{response}");
+                Ok(())
+            }
+        });
+        let commands = stream::iter(commands.collect::<Vec<_>>());
+        commands
+            .buffer_unordered(WRITERS)
+            .try_collect::<()>()
+            .await?;
+    }
+    Ok(())
+}
+
+/// The next chunk, with new users; `at` is its first sequence number.
+fn chunk(random: &mut fastrand::Rng, at: &mut u64) -> ChunkRef {
+    let mut buffer = vec![0; wire::HEADROOM_BYTES];
+    for _ in 0..CHUNK_COOKIES {
+        let user_id: String = (0..20).map(|_| random.digit(16)).collect();
+        let buyer_uid: String = (0..26).map(|_| random.alphanumeric()).collect();
+        let cookie = CookieRef {
+            user_id: &user_id,
+            dsp_id: random.u32(1..=DSPS),
+            buyer_uid: &buyer_uid,
+            age_micros: 0,
+        };
+        wire::put_cookie(&mut buffer, &cookie);
+    }
+    let header = ChunkHeader {
+        epoch: 1,
+        first_sequence: *at + 1,
+        count: CHUNK_COOKIES,
+        accepted_unix_micros: runtime::unix_micros(),
+    };
+    *at += u64::from(CHUNK_COOKIES);
+    let start = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
+    match StreamMessage::decode(Bytes::from(buffer).slice(start..)) {
+        Ok(StreamMessage::Chunk(chunk)) => chunk,
+        other => unreachable!("expected a chunk, not {other:?}"),
+    }
+}

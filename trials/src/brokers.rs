@@ -1,0 +1,272 @@
+//! `trials brokers`: compares the producer with NATS core, NATS JetStream and Redis pub/sub.
+//!
+//! Each row is a run of a new server on loopback with its state in a temporary directory. The producer is measured by
+//! [`bench::subscribe`]: it receives each cookie as an HTTP request and builds chunks itself. The other servers receive finished
+//! [messages](messages) over several connections. All subscribers decode every cookie, in this process. CPU time and memory are
+//! those of the server.
+
+mod messages;
+mod nats;
+mod redis;
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use bench::{
+    cpu,
+    memory::Memory,
+    nats::Nats,
+    programs::installed,
+    redis::Redis,
+    report::{
+        Measurement, Report, ReportArgs, Row, micros_per, per_second, plural,
+        unit::{COUNT, CPU, MEBIBYTES, RATE},
+    },
+    subscribe::{self, Call, SubscribeArgs},
+    values::parse_rate,
+};
+use clap::Args;
+use runtime::connect::credentials::SecurityArgs;
+use tempfile::TempDir;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::messages::{LANES, Lane, Received};
+
+/// Missing cookies count as lost after this time without a delivery. No server delays messages for this long.
+const QUIET: Duration = Duration::from_secs(3);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+const NOTE: &str = "Cookies per second, over all subscribers. CPU time and memory are those of the server, and include HTTP for the \
+    producer. Lost: over all subscribers.";
+
+/// Compare the producer with NATS core, NATS JetStream and Redis pub/sub.
+///
+/// Starts nats-server (installed or downloaded) and redis-server (skipped if it is not in the PATH). The exit code is 1 if the
+/// producer lost a cookie without counting it, or if a run failed.
+#[derive(Debug, Clone, Args)]
+pub struct BrokersArgs {
+    /// Numbers of subscribers; each number is one step.
+    #[arg(long, value_delimiter = ',', default_value = "1,10,50")]
+    pub subscribers: Vec<NonZeroUsize>,
+    /// Duration of publishing per step.
+    #[arg(short, long, default_value = "5s", value_parser = humantime::parse_duration)]
+    pub duration: Duration,
+    /// Cookies per second [default: as fast as each server accepts them].
+    #[arg(short = 'l', long, value_parser = parse_rate)]
+    pub rate: Option<NonZeroU64>,
+    /// Output options.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// A server that distributes messages to subscribers.
+#[derive(Debug, Clone, Copy)]
+enum Broker {
+    Nats,
+    Jetstream,
+    Redis,
+}
+
+/// A running server with its process id and URL; killed on drop.
+enum Server {
+    Nats(Nats),
+    Redis(Redis),
+}
+
+/// Runs all steps until `stop`. Failed runs are failures of the report.
+///
+/// # Errors
+/// The producer cannot be measured.
+pub async fn run(args: &BrokersArgs, stop: &CancellationToken) -> Result<Report> {
+    let mut report = Report::new("brokers", "Producer, NATS and Redis");
+    let (began, mut rows) = (Instant::now(), Vec::new());
+    for subscribers in &args.subscribers {
+        let name = |system: &str| format!("{subscribers} × {system}");
+        let own = subscribe::run_fan_out(&fan_out(args, *subscribers), stop).await?;
+        report.failures.extend(own.failures.iter().cloned());
+        rows.push(Row::new(name("producer"), of_producer(&own, *subscribers)));
+        for (broker, system) in [
+            (Broker::Nats, "nats"),
+            (Broker::Jetstream, "jetstream"),
+            (Broker::Redis, "redis"),
+        ] {
+            if matches!(broker, Broker::Redis) && installed("redis-server").is_none() {
+                eprintln!("skipped redis: no redis-server in the PATH");
+                continue;
+            }
+            eprintln!("{}", name(system));
+            let measured = broker.measure(args, subscribers.get());
+            match stop.run_until_cancelled(measured).await {
+                Some(Ok(row)) => rows.push(Row::new(name(system), row)),
+                Some(Err(error)) => report.failures.push(format!("{}: {error:#}", name(system))),
+                None => report.findings = vec!["The run was interrupted.".to_owned()],
+            }
+        }
+    }
+    report.seconds = began.elapsed().as_secs_f64();
+    report.add("Systems", NOTE, rows);
+    Ok(report)
+}
+
+fn fan_out(args: &BrokersArgs, subscribers: NonZeroUsize) -> SubscribeArgs {
+    SubscribeArgs {
+        producer: String::new(),
+        streams: subscribers,
+        duration: Some(args.duration),
+        requests: None,
+        call: Call::Subscribe,
+        name: None,
+        once: false,
+        security: SecurityArgs::default(),
+        fan_out: vec![subscribers],
+        rate: args.rate,
+        report: ReportArgs::default(),
+    }
+}
+
+/// The measurements of a step of `bench subscribe --fan-out`, named as those of [`Broker::measure`].
+fn of_producer(report: &Report, subscribers: NonZeroUsize) -> Vec<Measurement> {
+    let step = plural(subscribers.get(), "stream");
+    let names = [
+        ("accepted", "published"),
+        ("deliveries", "delivered"),
+        ("producer CPU per delivery", "server CPU per delivery"),
+        ("lost", "lost"),
+        ("memory", "server memory"),
+    ];
+    let measured = names.map(|(known, name)| {
+        let full = format!("{step}: {known}");
+        let found = report.measurements().find(|(name, _)| *name == full);
+        Measurement {
+            name: name.to_owned(),
+            ..found.map(|(_, it)| it.clone()).unwrap_or_default()
+        }
+    });
+    measured.into()
+}
+
+impl Broker {
+    async fn start(self, dir: &TempDir) -> Result<Server> {
+        Ok(match self {
+            Self::Redis => {
+                let program = installed("redis-server").context("redis-server was removed")?;
+                Server::Redis(Redis::start(&program, dir.path()).await?)
+            }
+            Self::Nats | Self::Jetstream => Server::Nats(Nats::start(dir.path()).await?),
+        })
+    }
+
+    /// Publishes the messages of a lane until its end.
+    async fn publish(self, url: String, lane: Lane) -> Result<u64> {
+        match self {
+            Self::Nats => nats::publish(&url, lane).await,
+            Self::Jetstream => nats::publish_acknowledged(&url, lane).await,
+            Self::Redis => redis::publish(&url, lane).await,
+        }
+    }
+
+    /// Receives messages until the task is aborted. Sends to `opened` when messages published later will be received.
+    async fn subscribe(
+        self,
+        url: String,
+        received: Received,
+        opened: mpsc::Sender<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Nats => nats::subscribe(&url, received, opened).await,
+            Self::Jetstream => nats::subscribe_stream(&url, received, opened).await,
+            Self::Redis => redis::subscribe(&url, received, opened).await,
+        }
+    }
+
+    async fn measure(self, args: &BrokersArgs, subscribers: usize) -> Result<[Measurement; 5]> {
+        let dir = TempDir::with_prefix("brokers-")?;
+        let server = self.start(&dir).await?;
+        let url = server.url();
+        if let Self::Jetstream = self {
+            nats::create_stream(&url).await?;
+        }
+        let received: Arc<AtomicU64> = Arc::default();
+        let (opened_tx, mut opened) = mpsc::channel(subscribers);
+        let mut readers = JoinSet::new();
+        for _ in 0..subscribers {
+            let counter = Received::new(Arc::clone(&received));
+            readers.spawn(self.subscribe(url.clone(), counter, opened_tx.clone()));
+        }
+        for _ in 0..subscribers {
+            tokio::select! {
+                _ = opened.recv() => {}
+                ended = readers.join_next() => ended_early(ended)?,
+            }
+        }
+        let (began, cpu_before) = (Instant::now(), cpu::of(server.process_id()));
+        let mut lanes = JoinSet::new();
+        for number in 0..LANES as u64 {
+            let lane = Lane::new(number, args.rate, args.duration);
+            lanes.spawn(self.publish(url.clone(), lane));
+        }
+        let mut published = 0;
+        while let Some(ended) = lanes.join_next().await {
+            published += ended??;
+        }
+        let publish_seconds = began.elapsed().as_secs_f64();
+        let expected = published * subscribers as u64;
+        let (mut delivered, mut at) = (0, Instant::now());
+        while delivered < expected && at.elapsed() < QUIET {
+            tokio::select! {
+                () = sleep(POLL_INTERVAL) => {}
+                ended = readers.join_next() => ended_early(ended)?,
+            }
+            let now = received.load(Relaxed);
+            if now != delivered {
+                (delivered, at) = (now, Instant::now());
+            }
+        }
+        let seconds = (at - began).as_secs_f64().max(publish_seconds);
+        let id = server.process_id();
+        let used = cpu::of(id).zip(cpu_before).context("the server exited")?;
+        let used = used.0.saturating_sub(used.1).as_secs_f64();
+        Ok([
+            RATE.of("published", per_second(published, publish_seconds)),
+            RATE.of("delivered", per_second(delivered, seconds)),
+            CPU.of("server CPU per delivery", micros_per(used, delivered)),
+            COUNT.of("lost", expected.saturating_sub(delivered)),
+            MEBIBYTES.of("server memory", Memory::of(id).map(|it| it.peak_bytes)),
+        ])
+    }
+}
+
+/// Fails with the error of a subscriber.
+fn ended_early(ended: Option<Result<Result<()>, tokio::task::JoinError>>) -> Result<()> {
+    ended.context("no subscriber")???;
+    bail!("a subscriber ended early")
+}
+
+impl Server {
+    fn url(&self) -> String {
+        match self {
+            Self::Nats(nats) => nats.url(),
+            Self::Redis(redis) => format!("redis://{}/", redis.address()),
+        }
+    }
+
+    fn process_id(&self) -> u32 {
+        match self {
+            Self::Nats(nats) => nats.process.id(),
+            Self::Redis(redis) => redis.process.id(),
+        }
+    }
+}
