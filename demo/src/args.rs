@@ -8,60 +8,15 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use clap::{Parser, Subcommand, value_parser};
+use clap::Parser;
 
 /// Build and start a producer and a consumer, send one sync request, look up the recorded match, and run until Ctrl-C
 #[derive(Debug, Parser)]
-#[command(
-    name = "demo",
-    bin_name = "cargo demo",
-    version,
-    args_conflicts_with_subcommands = true
-)]
+#[command(name = "demo", bin_name = "cargo demo", version)]
 pub(crate) struct Args {
-    #[command(subcommand)]
-    pub(crate) command: Option<Command>,
     /// Send this many sync requests per second.
     #[arg(long, value_name = "RATE")]
     pub(crate) load: Option<NonZeroU64>,
-    #[command(flatten)]
-    pub(crate) setup: SetupArgs,
-}
-
-/// Further demos.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Show a DSP limit of 300 cookies per second while the DSP sends 600 sync requests per second
-    ///
-    /// Cookies over the limit are queued and released at the limit's rate. After half of the time, the limit is raised to 450 per
-    /// second while the producer runs. Prints one status line per second. At the end or after Ctrl-C, prints the ledger of
-    /// the limit with the outcomes of all cookies.
-    Limits(LimitsArgs),
-    /// Show a deletion: three sync requests of a user, the deletion, its receipt, and the lookup before and after
-    Deletion(SetupArgs),
-    /// Show the contract of a DSP: a redirect, a macro instead of an id, a match without consent, and an opt-out
-    Contracts(SetupArgs),
-    /// Show a revalidator: it checks matches with a partner that has changed some of them and lost others
-    ///
-    /// It checks the matches twice, and ends in less than two minutes. Its status page, on a free port, shows how its two workers
-    /// vary the number of their concurrent requests.
-    Revalidate(RevalidateArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct LimitsArgs {
-    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of this time, and its maximum age is a third.
-    #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
-    pub(crate) seconds: u64,
-    #[command(flatten)]
-    pub(crate) setup: SetupArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct RevalidateArgs {
-    /// Number of matches.
-    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = value_parser!(u32).range(100..=20_000))]
-    pub(crate) matches: u32,
     #[command(flatten)]
     pub(crate) setup: SetupArgs,
 }

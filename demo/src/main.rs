@@ -1,15 +1,9 @@
-//! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP
-//! limit under excess load. `cargo demo deletion` shows a deletion and its receipt. `cargo demo contracts` shows valid
-//! and refused matches. `cargo demo revalidate` shows how matches are checked with a partner.
+//! `cargo demo` runs a producer and a consumer and sends a sync request through them.
 //!
 //! This crate has few dependencies, because newcomers build it first. Producer, consumer and load generator are separate
 //! processes.
 
 mod args;
-mod contracts;
-mod deletion;
-mod limits;
-mod revalidate;
 mod running;
 mod show;
 
@@ -23,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::args::{Args, Command};
+use crate::args::Args;
 
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -59,16 +53,7 @@ async fn run_until_signal(args: &Args) -> Result<ExitCode> {
         }
     };
     let stop = CancellationToken::new();
-    let demo = async {
-        match &args.command {
-            None => show::run(args, &stop).await,
-            Some(Command::Limits(args)) => limits::run(args, &stop).await,
-            Some(Command::Deletion(args)) => deletion::run(args, &stop).await,
-            Some(Command::Contracts(args)) => contracts::run(args, &stop).await,
-            Some(Command::Revalidate(args)) => revalidate::run(args, &stop).await,
-        }
-    };
-    let mut demo = std::pin::pin!(demo);
+    let mut demo = std::pin::pin!(show::run(args, &stop));
     tokio::select! {
         result = demo.as_mut() => return result.map(|()| ExitCode::SUCCESS),
         () = shutdown_signal() => stop.cancel(),

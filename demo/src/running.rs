@@ -5,8 +5,8 @@
 
 use std::{
     fs,
+    num::NonZeroU64,
     path::{Path, PathBuf},
-    process::ExitStatus,
     time::Duration,
 };
 
@@ -19,19 +19,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{SetupArgs, reachable};
 
-pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for the stop of a process, longer than its drain timeout.
-pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(12);
-
-/// File with the token for pages that return cookies.
-pub(crate) const TOKEN_FILE: &str = "token";
+const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Marks the directory of a demo, whose contents may be removed.
 const MARKER: &str = ".cookiesync-demo";
 
 /// Runs a demo: builds the programs, with `bench` if `with_bench`, and starts a producer and a consumer in an empty directory.
-/// `flags` returns additional flags of the producer for this directory. Then `show` runs to its end or until `stop`. Returns the
-/// running processes; `None` if `stop` was cancelled before they were started.
+/// Then `show` runs to its end or until `stop`. Returns the running processes; `None` if `stop` was cancelled before they were
+/// started.
 ///
 /// # Errors
 /// If a port is in use, the build fails, the directory has other contents, or `show` fails.
@@ -39,7 +36,6 @@ pub(crate) async fn run(
     args: &SetupArgs,
     with_bench: bool,
     stop: &CancellationToken,
-    flags: impl FnOnce(&Path) -> Result<Vec<String>>,
     show: impl AsyncFnOnce(&mut Running) -> Result<()>,
 ) -> Result<Option<Running>> {
     args.check_ports()?;
@@ -59,8 +55,7 @@ pub(crate) async fn run(
     let dir = empty(args.dir.clone())?;
     // Checked again, because the build can take minutes.
     args.check_ports()?;
-    let flags = flags(&dir)?;
-    let mut running = Running::start(args.clone(), &programs, bench, dir, flags)?;
+    let mut running = Running::start(args.clone(), &programs, bench, dir)?;
     let result = tokio::select! {
         result = show(&mut running) => result,
         () = stop.cancelled() => Ok(()),
@@ -103,13 +98,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a producer with these additional flags, and a consumer.
+    /// Starts a producer and a consumer.
     fn start(
         args: SetupArgs,
         programs: &Programs,
         bench: Option<PathBuf>,
         dir: PathBuf,
-        producer_flags: Vec<String>,
     ) -> Result<Self> {
         let producer = Launch {
             program: &programs.producer,
@@ -120,16 +114,14 @@ impl Running {
                 admin: args.producer_admin.to_string(),
             },
             dir: &dir,
-            flags: producer_flags,
+            flags: Vec::new(),
         };
-        let (store, token) = (dir.join("store"), dir.join(TOKEN_FILE));
-        fs::write(&token, "token-of-the-demo\n")?;
+        let store = dir.join("store");
         let consumer = flags([
             ("--producer", format!("http://{}", reachable(args.grpc))),
             ("--name", "demo".to_owned()),
             ("--store", format!("embedded:{}", store.display())),
             ("--admin", args.consumer_admin.to_string()),
-            ("--cookies-token-file", token.display().to_string()),
             (
                 "--dead-letters",
                 dir.join("dead-letters.jsonl").display().to_string(),
@@ -173,28 +165,21 @@ impl Running {
         Ok(())
     }
 
-    /// Starts the load generator with these additional flags.
-    pub(crate) fn start_load<const N: usize>(&mut self, more: [(&str, String); N]) -> Result<()> {
-        let own = flags([
+    /// Starts the load generator, which must have been built.
+    pub(crate) fn start_load(&mut self, rate: NonZeroU64) -> Result<()> {
+        let program = self.bench.as_ref().context("bench was not built")?;
+        let load = ["load", "--no-report"].map(str::to_owned);
+        let more = flags([
             ("--url", format!("http://{}/", self.edge())),
             ("--connections", "8".to_owned()),
             ("--threads", "1".to_owned()),
+            ("--rate", rate.to_string()),
+            // The maximum of the load generator.
+            ("--duration", "30d".to_owned()),
         ]);
-        let load = ["load", "--no-report"].map(str::to_owned);
-        let load: Vec<_> = load.into_iter().chain(own).chain(flags(more)).collect();
-        self.load = Some(self.start_bench("load", &load)?);
+        let load: Vec<_> = load.into_iter().chain(more).collect();
+        self.load = Some(start("load", program, &load, &self.dir)?);
         Ok(())
-    }
-
-    /// Starts a scenario of `bench`, which must have been built.
-    pub(crate) fn start_bench(&self, name: &str, args: &[String]) -> Result<Process> {
-        let program = self.bench.as_ref().context("bench was not built")?;
-        start(name, program, args, &self.dir)
-    }
-
-    /// Exit status of the load; `None` while it runs, or if none was started.
-    pub(crate) fn load_status(&mut self) -> Result<Option<ExitStatus>> {
-        self.load.as_mut().map_or(Ok(None), Process::exit_status)
     }
 
     /// Checks that all processes run.
@@ -202,29 +187,9 @@ impl Running {
     /// # Errors
     /// If one of them, including the load, has exited.
     pub(crate) fn check(&mut self) -> Result<()> {
-        self.check_servers()?;
-        self.load.as_mut().map_or(Ok(()), Process::check)
-    }
-
-    /// Checks that producer and consumer run.
-    ///
-    /// # Errors
-    /// If one of them has exited.
-    pub(crate) fn check_servers(&mut self) -> Result<()> {
         self.producer.check()?;
-        self.consumer.check()
-    }
-
-    /// Stops the load. Returns whether there was one.
-    pub(crate) async fn stop_load(&mut self) -> bool {
-        let Some(mut load) = self.load.take() else {
-            return false;
-        };
-        // An error must not prevent the drain of the other processes.
-        if let Err(error) = load.stop(STOP_TIMEOUT).await {
-            eprintln!("failed to stop the load: {error:#}");
-        }
-        true
+        self.consumer.check()?;
+        self.load.as_mut().map_or(Ok(()), Process::check)
     }
 
     /// Stops all processes.
@@ -233,7 +198,12 @@ impl Running {
     /// If the drain of producer or consumer fails.
     pub(crate) async fn stop(mut self) -> Result<()> {
         println!("\nstopping");
-        self.stop_load().await;
+        // An error must not prevent the drain of the other processes.
+        if let Some(load) = &mut self.load
+            && let Err(error) = load.stop(STOP_TIMEOUT).await
+        {
+            eprintln!("failed to stop the load: {error:#}");
+        }
         for process in [&mut self.producer, &mut self.consumer] {
             let status = process.stop(STOP_TIMEOUT).await?;
             if !status.success() {
@@ -249,7 +219,7 @@ impl Running {
 }
 
 /// Starts a program whose log file has its name.
-pub(crate) fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
+fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
     let log = dir.join(format!("{name}.log"));
     Process::start(&format!("the {name}"), program, flags, &log)
 }

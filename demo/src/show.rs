@@ -1,6 +1,6 @@
 //! Sends one sync request through the programs, then prints commands to try.
 
-use std::{num::NonZeroU64, path::Path, time::Duration};
+use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use launcher::{
@@ -31,8 +31,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// If a port is in use, the build fails, or a process fails.
 pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
     let show = async |running: &mut Running| show(running, args.load).await;
-    let no_flags = |_: &Path| Ok(Vec::new());
-    match running::run(&args.setup, args.load.is_some(), stop, no_flags, show).await? {
+    match running::run(&args.setup, args.load.is_some(), stop, show).await? {
         Some(running) => running.stop().await,
         None => Ok(()),
     }
@@ -54,12 +53,7 @@ async fn show(running: &mut Running, load: Option<NonZeroU64>) -> Result<()> {
     );
     if let Some(rate) = load {
         println!("sending {rate} requests per second until Ctrl-C; see both status pages");
-        let flags = [
-            ("--rate", rate.to_string()),
-            // The maximum of the load generator.
-            ("--duration", "30d".to_owned()),
-        ];
-        running.start_load(flags)?;
+        running.start_load(rate)?;
     } else {
         println!("running until Ctrl-C; `--load 20000` also sends 20,000 requests per second");
     }
@@ -84,7 +78,7 @@ async fn send_one(edge: &str, consumer_admin: &str) -> Result<()> {
     let path = format!("/v1/users/{USER_ID}");
     println!("GET http://{consumer_admin}{path}");
     let is_stored = |response: &Response| response.body.contains(BUYER_UID);
-    let response = poll("GET", consumer_admin, &path, is_stored).await?;
+    let response = poll(consumer_admin, &path, is_stored).await?;
     println!(
         "  200, {} ms later: {}\n",
         accepted_at.elapsed().as_millis(),
@@ -94,11 +88,7 @@ async fn send_one(edge: &str, consumer_admin: &str) -> Result<()> {
 }
 
 /// Repeats a request until its response is as expected.
-///
-/// # Errors
-/// If a request fails, or the response is not as expected in time.
-pub(crate) async fn poll(
-    method: &str,
+async fn poll(
     address: &str,
     path: &str,
     is_expected: impl Fn(&Response) -> bool,
@@ -106,13 +96,13 @@ pub(crate) async fn poll(
     let deadline = Instant::now() + POLL_TIMEOUT;
     loop {
         let mut connection = HttpClient::connect(address).await?;
-        let response = connection.request(method, path, &[], "").await?;
+        let response = connection.get(path, &[]).await?;
         if is_expected(&response) {
             return Ok(response);
         }
         if Instant::now() > deadline {
             bail!(
-                "{method} http://{address}{path} still returns {} {} after {POLL_TIMEOUT:?}",
+                "GET http://{address}{path} still returns {} {} after {POLL_TIMEOUT:?}",
                 response.status,
                 response.body.trim()
             );

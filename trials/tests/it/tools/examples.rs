@@ -295,3 +295,84 @@ async fn python_example_deletes_users_and_continues_after_an_interruption() -> R
     assert_eq!(record["done"], true);
     here.check_unknown(["carol".to_owned()].into_iter()).await
 }
+
+/// Runs a shell script with these variables; returns its lines.
+async fn run_script(file: &str, variables: &[(&str, &str)]) -> Result<Vec<String>> {
+    let run = Command::new(example(file))
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = within_timeout("the script exits", run).await??;
+    let stdout = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success(), "{stdout}{:?}", output.stderr);
+    Ok(stdout.lines().map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn deletion_script_shows_the_lookup_before_and_after_and_a_receipt() -> Result<()> {
+    let dir = TempDir::new()?;
+    let api = free_address()?.to_string();
+    let producer = Producer::start(&dir, &["--api", &api]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
+    let variables = [
+        ("EDGE", &*producer.http),
+        ("API", &api),
+        ("NODE", &consumer.admin),
+    ];
+    let printed = run_script("deletion.sh", &variables).await?;
+    let expected = [
+        r#"{"user_id":"alice","buyer_uids":{"17":"buyer-17","42":"buyer-42","99":"buyer-99"}}"#,
+        r#"{"accepted_at":""#,
+        r#""nodes":{"confirmed":1,"pending":0,"unknown":0}"#,
+        "lookup: 404",
+    ];
+    let is_expected = |(line, part): (&String, &str)| line.contains(part);
+    assert_eq!(printed.len(), expected.len(), "{printed:#?}");
+    assert!(
+        printed.iter().zip(expected).all(is_expected),
+        "{printed:#?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn contracts_script_shows_a_redirect_and_refused_matches() -> Result<()> {
+    let dir = TempDir::new()?;
+    let contracts = example("contracts.toml").display().to_string();
+    let producer = Producer::start(&dir, &["--contracts", &contracts, "--opt-out"]).await?;
+    let printed = run_script("contracts.sh", &[("EDGE", &producer.http)]).await?;
+    let expected = [
+        "valid        302 https://sync.example/done?u=alice&x=buyer-0017&",
+        "macro        204 ",
+        "pattern      204 ",
+        "opted out    204 ",
+        "observed     200 ",
+        "blocked      403 ",
+    ];
+    let is_expected = |(line, part): (&String, &str)| line.starts_with(part);
+    assert_eq!(printed.len(), expected.len(), "{printed:#?}");
+    assert!(
+        printed.iter().zip(expected).all(is_expected),
+        "{printed:#?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn limits_script_shows_how_the_queue_drains() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (api, limits) = (free_address()?.to_string(), example("producer-limits.toml"));
+    let limits = limits.display().to_string();
+    let producer = Producer::start(&dir, &["--contracts", &limits, "--api", &api]).await?;
+    let variables = [("API", &*api), ("ADMIN", &producer.admin)];
+    let printed = run_script("dsp-limits.sh", &variables).await?;
+    let [response, first, .., last] = &printed[..] else {
+        anyhow::bail!("{printed:#?}");
+    };
+    ensure!(response.contains(r#""accepted":900"#), "{printed:#?}");
+    ensure!(first.starts_with("accepted 900 released "), "{printed:#?}");
+    assert_eq!(last, "accepted 900 released 900 queued 0", "{printed:#?}");
+    Ok(())
+}
