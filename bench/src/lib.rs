@@ -26,7 +26,8 @@ pub mod values;
 pub mod verify;
 
 pub use launcher::{
-    admin, http, ledger, limiter, mongod, nats, producer, programs, redis, scrape, tools,
+    admin, http, http_server, ledger, limiter, mongod, nats, producer, programs, redis, scrape,
+    tools,
 };
 
 use std::{ffi::OsString, process::ExitCode};

@@ -1,64 +1,97 @@
 //! `bench origin`: an HTTP server with delays, errors and changing contents, to test clients such as the revalidator.
 //!
-//! Contents depend on the seed and the path. Temporary errors depend on the seed and the number of the request. A run can
-//! therefore be repeated. A request is counted when it arrives, with the response that it will get.
-
-mod args;
+//! Contents depend on the path. Temporary errors depend on the number of the request. A run can therefore be repeated. A request
+//! is counted when it arrives, with the response that it will get.
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     hash::{DefaultHasher, Hash, Hasher as _},
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use clap::Args;
 use fastrand::Rng;
-use futures_util::stream::unfold;
 use http::{
     Request, Response,
-    header::{CONTENT_LENGTH, ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED, RETRY_AFTER},
+    header::{ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED, RETRY_AFTER},
 };
-use http_body_util::StreamBody;
-use hyper::body::{Body, Frame};
-use runtime::{http_server, listen, metrics::Registry};
+use http_body_util::Full;
+use launcher::http_server::HttpServer;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub use self::args::OriginArgs;
-use crate::report::{Report, Row, unit::COUNT};
-
-/// No limits, because clients may be slow.
-const LIMITS: listen::Limits = listen::Limits {
-    connections_max: usize::MAX,
-    connections_per_address_max: None,
-    request_timeout: None,
-    idle_timeout: Duration::from_secs(30 * 24 * 3600),
-    write_timeout: None,
+use crate::{
+    report::{Report, ReportArgs, Row, unit::COUNT},
+    values::{parse_fraction, parse_time},
 };
+
+/// Requests per step, the size of a batch of a revalidator.
+const STEP_REQUESTS: u64 = 100;
+
+/// Size of each body.
+const BODY_BYTES: usize = 1000;
+
+/// Value of Retry-After in responses with 429 or 503, in seconds.
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// Serve HTTP content with delays, errors and changes, to test a client.
+///
+/// Every path has content with validators, so a conditional request can return 304. Ctrl-C ends the server, which then prints its report.
+/// Fractions are from 0 to 1.
+#[derive(Debug, Clone, Args)]
+pub struct OriginArgs {
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+    /// Time to the first byte of a response. Several times, separated by commas, apply to successive steps of 100 requests; the last step
+    /// has no end. The report contains a row for each step.
+    #[arg(long, default_value = "0s", value_name = "TIME", value_delimiter = ',', value_parser = |text: &str| parse_time(text, Duration::ZERO))]
+    pub delay: Vec<Duration>,
+    /// Standard deviation of the delays. They are normally distributed around --delay, and differ from it by at most three deviations.
+    #[arg(long, default_value = "0s", value_name = "TIME", value_parser = |text: &str| parse_time(text, Duration::ZERO))]
+    pub deviation: Duration,
+    /// Fractions of errors, such as 500=0.1,404=0.05; 0 means no response. 0, 429 and 5xx are drawn for each request, others for each path.
+    #[arg(long, value_name = "STATUS=FRACTION", value_delimiter = ',', value_parser = error)]
+    pub errors: Vec<(u16, f64)>,
+    /// Fraction of paths whose content changes at the start, and again in each period (--change-every).
+    #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub changed: f64,
+    /// Period of --changed.
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = |text: &str| parse_time(text, Duration::from_secs(1)))]
+    pub change_every: Duration,
+    /// Output options.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+fn error(text: &str) -> Result<(u16, f64), String> {
+    let (status, fraction) = text.split_once('=').unwrap_or((text, ""));
+    let status = status.parse().ok().filter(|it| matches!(it, 0 | 201..=599));
+    let status = status.ok_or("expected 0 or a status from 201 to 599")?;
+    Ok((status, parse_fraction(fraction)?))
+}
 
 /// Responds to requests until `stop`.
 ///
 /// # Errors
 /// The address is not usable.
 pub async fn run(args: &OriginArgs, stop: &CancellationToken) -> Result<Report> {
-    let listener = listen::bind(args.listen, "--listen")?;
-    let metrics = listen::Metrics::register(&Registry::default(), "origin", "http")?;
-    eprintln!("origin    http://{}/", args.listen);
     let origin = Arc::new(Origin {
         args: args.clone(),
         started: Instant::now(),
         counts: Mutex::default(),
     });
     let shared = Arc::clone(&origin);
-    let handler = move |request| Arc::clone(&shared).respond(request);
-    let stage = listen::Stage::default();
-    let serving = http_server::serve(listener, None, LIMITS, metrics, stage.clone(), handler);
-    stage.tasks.spawn(serving);
+    let respond = move |request| Arc::clone(&shared).respond(request);
+    let server = HttpServer::start(args.listen, respond).await;
+    let server = server.with_context(|| format!("--listen={}", args.listen))?;
+    eprintln!("origin    http://{}/", args.listen);
     stop.cancelled().await;
-    stage.drain(Instant::now()).await;
+    drop(server);
     Ok(origin.report())
 }
 
@@ -73,8 +106,8 @@ struct Counts {
     requests: u64,
     /// Requests in progress.
     parallel: u64,
-    /// By step or second: maximum of parallel requests, and requests by status.
-    intervals: BTreeMap<u64, (u64, BTreeMap<u16, u64>)>,
+    /// By step: maximum of parallel requests, and requests by status.
+    steps: BTreeMap<usize, (u64, BTreeMap<u16, u64>)>,
 }
 
 /// A request in progress. It is dropped early if its client disconnects.
@@ -91,17 +124,7 @@ impl Origin {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Random numbers that depend on the seed, `what` and `key`.
-    fn random(&self, what: &str, key: impl Hash) -> Rng {
-        let mut hasher = DefaultHasher::new();
-        (self.args.seed, what, key).hash(&mut hasher);
-        Rng::with_seed(hasher.finish())
-    }
-
-    async fn respond<B>(
-        self: Arc<Self>,
-        request: Request<B>,
-    ) -> Response<impl Body<Data = Bytes, Error = Infallible>> {
+    async fn respond<B>(self: Arc<Self>, request: Request<B>) -> Response<Full<Bytes>> {
         let path = request.uri().to_string();
         let version = self.version(&path, self.started.elapsed());
         let tag = format!("\"{version}\"");
@@ -116,76 +139,85 @@ impl Origin {
         let (status, delay) = self.arrive(&path, is_known);
         let _in_progress = InProgress(&self);
         sleep(delay).await;
-        let (args, response) = (&self.args, Response::builder().status(status));
-        let retry_after = args.retry_after.as_secs();
+        let response = Response::builder().status(status.max(200));
         let response = match status {
             0 => std::future::pending().await,
             200 | 304 => response.header(ETAG, tag).header(LAST_MODIFIED, modified),
-            429 | 503 if retry_after > 0 => response.header(RETRY_AFTER, retry_after),
+            429 | 503 => response.header(RETRY_AFTER, RETRY_AFTER_SECONDS),
             _ => response,
         };
-        // A 304 may state the length of a content that it does not include.
-        let has_content = matches!(status, 200 | 304);
-        let (text, size) = if args.uids {
-            let uid = format!("{{\"uid\":\"{}-{version}\"}}", path.trim_start_matches('/'));
-            (uid.clone(), uid.len())
-        } else {
-            let text = format!("{path} version {version}\n");
-            (text, args.body_bytes as usize)
-        };
-        let size = if has_content { size } else { 0 };
+        let size = if status == 200 { BODY_BYTES } else { 0 };
+        let text = format!("{path} version {version}\n");
         let body: Bytes = text.bytes().cycle().take(size).collect();
-        let interval = args.byte_interval;
-        let body = StreamBody::new(unfold(body, move |mut rest| async move {
-            sleep(interval).await;
-            let length = if interval.is_zero() { rest.len() } else { 1 };
-            (!rest.is_empty()).then(|| (Ok(Frame::data(rest.split_to(length))), rest))
-        }));
-        let response = response.header(CONTENT_LENGTH, size);
-        response.body(body).expect("all headers are valid")
+        let response = response.body(Full::new(body));
+        response.expect("all headers are valid")
     }
 
     /// Determines the response to a request, and counts it; returns the status (0 for no response) and the delay.
     fn arrive(&self, path: &str, is_known: bool) -> (u16, Duration) {
-        let (args, mut counts) = (&self.args, self.counts());
-        let mut random = self.random("request", counts.requests);
-        let error = args.error(random.f64(), self.random("path", path).f64());
+        let (delays, mut counts) = (&self.args.delay, self.counts());
+        let number = counts.requests;
+        let error = self.error(number, path);
         let status = error.unwrap_or(if is_known { 304 } else { 200 });
-        let step = args.step(counts.requests);
+        let step = usize::try_from(number / STEP_REQUESTS).unwrap_or(usize::MAX);
+        let step = step.min(delays.len() - 1);
         counts.requests += 1;
         counts.parallel += 1;
         let parallel = counts.parallel;
-        let second = self.started.elapsed().as_secs();
-        let key = if args.by_second { second } else { step };
-        let (parallel_max, statuses) = counts.intervals.entry(key).or_default();
+        let (parallel_max, statuses) = counts.steps.entry(step).or_default();
         *parallel_max = parallel.max(*parallel_max);
         *statuses.entry(status).or_default() += 1;
-        (status, args.delay(step, parallel, &mut random))
+        let mut random = random("delay", number);
+        // The sum of twelve is almost normal with a variance of 1.
+        let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        let deviation = self.args.deviation.as_secs_f64() * normal.clamp(-3.0, 3.0);
+        let delay = delays[step].as_secs_f64() + deviation;
+        (status, Duration::from_secs_f64(delay.max(0.0)))
+    }
+
+    /// The error of a request, if any.
+    fn error(&self, number: u64, path: &str) -> Option<u16> {
+        let mut draws = [random("request", number).f64(), random("path", path).f64()];
+        let found = self.args.errors.iter().find(|(status, share)| {
+            let draw = &mut draws[usize::from(!matches!(status, 0 | 429 | 500..))];
+            *draw -= share;
+            *draw < 0.0
+        });
+        found.map(|(status, _)| *status)
     }
 
     /// The version of a content, a whole number. The first change is at the start, so that a restart with `--changed` changes
     /// contents.
     fn version(&self, path: &str, elapsed: Duration) -> f64 {
         let periods = elapsed.div_duration_f64(self.args.change_every).floor() + 1.0;
-        (periods * self.args.changed + self.random("change", path).f64()).floor()
+        (periods * self.args.changed + random("change", path).f64()).floor()
     }
 
     fn report(&self) -> Report {
         let (args, counts) = (&self.args, self.counts());
         let mut report = Report::new("origin", &format!("Origin on {}", args.listen));
         report.seconds = self.started.elapsed().as_secs_f64();
-        report.findings = vec![format!("Seed: {}.", args.seed)];
-        let row = |(key, (parallel_max, statuses)): (&u64, &(u64, BTreeMap<u16, u64>))| {
+        let row = |(step, (parallel_max, statuses)): (&usize, &(u64, BTreeMap<u16, u64>))| {
             let errors = args.errors.iter().map(|(status, _)| *status);
             let count = |it: u16| COUNT.of(&it.to_string(), statuses.get(&it).copied());
             let counts = [200, 304].into_iter().chain(errors).map(count);
             let parallel_max = COUNT.of("parallel, max", *parallel_max);
-            Row::new((key + 1).to_string(), counts).with([parallel_max])
+            Row::new((step + 1).to_string(), counts).with([parallel_max])
         };
-        let rows = counts.intervals.iter().map(row);
-        report.add("Requests", "", rows.collect::<Vec<_>>());
+        report.add(
+            "Requests",
+            "",
+            counts.steps.iter().map(row).collect::<Vec<_>>(),
+        );
         report
     }
+}
+
+/// Random numbers that depend on `what` and `key`.
+fn random(what: &str, key: impl Hash) -> Rng {
+    let mut hasher = DefaultHasher::new();
+    (what, key).hash(&mut hasher);
+    Rng::with_seed(hasher.finish())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 
 pub mod admin;
 pub mod http;
+pub mod http_server;
 pub mod ledger;
 pub mod limiter;
 pub mod mongod;

@@ -2,9 +2,8 @@
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
     fs,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -14,20 +13,16 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
 use launcher::{
     http::HttpClient,
+    http_server::HttpServer,
     nats::Nats,
     programs::{Process, free_address},
 };
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::{
-    net::TcpListener,
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 /// Timeout of operations that are immediate on an idle machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
@@ -40,7 +35,7 @@ type Behavior = Box<dyn Fn(&str, &HeaderMap) -> Answer + Send + Sync>;
 pub(crate) struct Origin {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
-    _tasks: JoinSet<()>,
+    _server: HttpServer,
 }
 
 struct Shared {
@@ -65,37 +60,20 @@ impl Origin {
         delay: Duration,
         behavior: impl Fn(&str, &HeaderMap) -> Answer + Send + Sync + 'static,
     ) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             behavior: Mutex::new(Box::new(behavior)),
             requests: Mutex::default(),
             parallel: Mutex::default(),
             delay,
         });
-        let mut tasks = JoinSet::new();
         let state = Arc::clone(&shared);
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                let state = Arc::clone(&state);
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let state = Arc::clone(&state);
-                    async move { Ok::<_, Infallible>(state.respond(&request).await) }
-                });
-                connections.spawn(async move {
-                    drop(
-                        http1::Builder::new()
-                            .serve_connection(TokioIo::new(stream), service)
-                            .await,
-                    );
-                });
-            }
-        });
+        let respond = move |request| Arc::clone(&state).respond(request);
+        let server = HttpServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), respond);
+        let server = server.await?;
         Ok(Self {
-            address,
+            address: server.address,
             shared,
-            _tasks: tasks,
+            _server: server,
         })
     }
 
@@ -123,13 +101,13 @@ impl Origin {
 }
 
 impl Shared {
-    async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn respond(self: Arc<Self>, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path().to_owned();
         let _in_progress = {
             let (now, max) = &mut *self.parallel.lock().unwrap();
             *now += 1;
             *max = (*max).max(*now);
-            InProgress(self)
+            InProgress(&self)
         };
         *self
             .requests

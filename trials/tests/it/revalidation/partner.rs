@@ -2,21 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    pin::pin,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
-use bench::admin;
+use anyhow::Result;
+use bench::{admin, http_server::HttpServer};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
+use tokio_util::task::TaskTracker;
 
 /// Number of users, enough for several pages of a node.
 pub(super) const USERS: usize = 2_500;
@@ -55,7 +53,7 @@ fn answer(number: usize, job: u32) -> (u16, Value) {
 pub(super) struct Partner {
     pub(super) address: SocketAddr,
     shared: Arc<Shared>,
-    _tasks: JoinSet<()>,
+    _server: HttpServer,
 }
 
 struct Shared {
@@ -65,6 +63,8 @@ struct Shared {
     nodes: [String; 2],
     delay: Duration,
     job: Mutex<Job>,
+    /// Syncs, which may take longer than the request that caused them.
+    syncs: TaskTracker,
 }
 
 /// Requests and syncs during a job.
@@ -85,27 +85,21 @@ impl Partner {
         nodes: [String; 2],
         delay: Duration,
     ) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             producer,
             nodes,
             delay,
             job: Mutex::default(),
+            syncs: TaskTracker::new(),
         });
-        let mut tasks = JoinSet::new();
         let state = Arc::clone(&shared);
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                let state = Arc::clone(&state);
-                connections.spawn(async move { drop(state.respond(stream).await) });
-            }
-        });
+        let respond = move |request| Arc::clone(&state).respond(request);
+        let server = HttpServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), respond);
+        let server = server.await?;
         Ok(Self {
-            address,
+            address: server.address,
             shared,
-            _tasks: tasks,
+            _server: server,
         })
     }
 
@@ -150,7 +144,7 @@ impl Shared {
     }
 
     /// A browser syncs a user until both nodes have stored it.
-    async fn sync(&self, number: usize) {
+    async fn sync(self: Arc<Self>, number: usize) {
         let user = user(number);
         let attempt = async || -> Result<bool> {
             admin::sync(&self.producer, &user, 7, "browser").await?;
@@ -168,40 +162,21 @@ impl Shared {
         self.job().synced.insert(number);
     }
 
-    /// Responds to the requests of one connection.
-    async fn respond(&self, mut stream: TcpStream) -> Result<()> {
-        let mut request = Vec::new();
-        loop {
-            request.clear();
-            while !request.ends_with(b"\r\n\r\n") {
-                request.push(stream.read_u8().await?);
-            }
-            let text = std::str::from_utf8(&request)?;
-            let path = text.split(' ').nth(1).context("a path")?;
-            let number = path.strip_prefix("/match?user=user-").context("a user")?;
-            let number = number.parse()?;
-            let (job, syncs) = self.arrive(number);
-            let mut sync = pin!(async {
-                if syncs {
-                    self.sync(number).await;
-                }
-            });
-            let is_synced = timeout(SYNC_WAIT, &mut sync).await.is_ok();
-            sleep(self.delay).await;
-            let (status, body) = answer(number, job);
-            let body = body.to_string();
-            let length = body.len();
-            let connection = if is_synced { "keep-alive" } else { "close" };
-            let response = format!(
-                "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\nconnection: {connection}\r\n\r\n{body}"
-            );
-            let written = stream.write_all(response.as_bytes()).await;
-            if !is_synced {
-                drop(stream.shutdown().await);
-                sync.await;
-                return Ok(());
-            }
-            written?;
+    async fn respond<B>(self: Arc<Self>, request: Request<B>) -> Response<Full<Bytes>> {
+        let number = request
+            .uri()
+            .query()
+            .and_then(|it| it.strip_prefix("user=user-"));
+        let number = number.and_then(|it| it.parse().ok()).expect("a user");
+        let (job, syncs) = self.arrive(number);
+        if syncs {
+            let syncing = self.syncs.spawn(Arc::clone(&self).sync(number));
+            timeout(SYNC_WAIT, syncing).await.ok();
         }
+        sleep(self.delay).await;
+        let (status, body) = answer(number, job);
+        let mut response = Response::new(Full::new(body.to_string().into()));
+        *response.status_mut() = StatusCode::from_u16(status).expect("a valid status");
+        response
     }
 }
