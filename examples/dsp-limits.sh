@@ -9,7 +9,7 @@ seq 900 | sed 's/.*/{"u":"user-&","d":17,"b":"buyer-&"}/' |
 echo
 while :; do
     metrics=$(curl --silent --show-error --fail "http://${ADMIN:-127.0.0.1:9090}/metrics" |
-        sed -n 's/^producer_limits_\(accepted\|released\|queued\)_cookies.*limit="dsp-17".* /\1 /p')
+        sed -n 's/^producer_limits_\(accepted\|queued\)_cookies.*limit="dsp-17".* /\1 /p')
     echo $metrics
     case $metrics in *'queued 0'*) break ;; esac
     sleep 1
