@@ -13,7 +13,7 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    edge::contracts::file::File,
+    edge::{browser_cookies::BrowserCookies, contracts::file::File},
     inlet::Inlet,
     log::{AppendBatch, Config, Delivery, Log, Reader},
 };
@@ -40,6 +40,7 @@ mod counted {
 
     use producer::{
         edge::{
+            browser_cookies::BrowserCookies,
             head,
             query::{Query, Scratch},
             request::StatedMatch,
@@ -51,17 +52,17 @@ mod counted {
 
     /// Parses pipelined requests into cookies.
     #[inline(never)]
-    pub(super) fn request(mut input: &[u8]) {
+    pub(super) fn request(browser_cookies: &BrowserCookies, mut input: &[u8]) {
         while !input.is_empty() {
             let mut storage = head::headers();
             let (head, headers) = head::parse(input, &mut storage)
                 .expect("valid HTTP")
                 .expect("a complete head");
             let mut scratch = Scratch::default();
-            let cookies = head::cookies(headers);
+            let user_id = browser_cookies.user_id(head::cookies(headers));
             let query = Query::parse(head.query, &mut scratch);
             let stated = StatedMatch::parse(&query).expect("valid parameters");
-            black_box(stated.cookie(cookies, false).expect("a valid cookie"));
+            black_box(stated.cookie(user_id, false).expect("a valid cookie"));
             input = &input[head.length..];
         }
     }
@@ -241,9 +242,10 @@ fn request(bencher: Bencher<'_, '_>, headers: Headers) {
         .iter()
         .map(|synced| synced.request(headers))
         .collect::<String>();
+    let browser_cookies = BrowserCookies::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::request(requests.as_bytes()));
+        .bench_local(|| counted::request(&browser_cookies, requests.as_bytes()));
 }
 
 /// `together` is the number of requests per read of a connection. The ring is full, so chunks are evicted.

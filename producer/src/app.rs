@@ -21,7 +21,7 @@ pub use self::config_reload::RuntimeConfig;
 use crate::{
     api::{self, Api},
     config::Config,
-    edge::{self, Edge, contracts::Contracts, dsps::Dsps, opt_out::OptOut},
+    edge::{self, Edge, contracts::Contracts, dsps::Dsps, mint::UidMode, opt_out::OptOut},
     epoch_history,
     inlet::{self, Inlet},
     log::{self, Log},
@@ -185,12 +185,21 @@ impl App {
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
             deletions.with_label_values(&[scope]);
         }
-        let opt_out = config.api.opt_out;
-        let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
+        let opt_out = config.api.opt_out.clone();
+        if let Some(opt_out) = &opt_out
+            && config.network.uid == UidMode::MintPartitioned
+        {
+            tracing::warn!(
+                frame_origins = opt_out.frame_origins.join(" "),
+                "with --uid mint-partitioned, an opt-out holds only on websites that show the opt-out page in a frame"
+            );
+        }
+        let opt_out = opt_out.map(|it| OptOut::new(it, deletions.with_label_values(&["optout"])));
         let edge = Edge {
             inlet: app.inlet.clone(),
             opt_out,
             uid: config.network.uid,
+            cookies: config.cookies.clone(),
             metrics: edge,
             draining: app.draining.clone(),
         };

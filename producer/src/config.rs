@@ -13,13 +13,15 @@ pub use self::{
     args::{Args, Network, ResourceLimits, Retention, Shutdown},
     dsps::DspsConfig,
 };
-use crate::{security::Security, server::SEND_BUFFER_BYTES};
+use crate::{edge::browser_cookies::BrowserCookies, security::Security, server::SEND_BUFFER_BYTES};
 
 /// The validated settings.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Addresses and identity.
     pub network: Network,
+    /// HTTP cookies of browsers.
+    pub cookies: BrowserCookies,
     /// Log and retention.
     pub retention: Retention,
     /// Resource limits.
@@ -58,6 +60,7 @@ impl Settings for Args {
         }
         Config {
             security: self.security.check(self.network.grpc, errors),
+            cookies: self.network.cookies.clone().check(errors),
             network: self.network,
             retention: self.retention,
             limits: self.limits,

@@ -5,6 +5,7 @@
 //! whether a match is recorded; [`response`] encodes the response. These modules do no I/O; `connection` does.
 
 pub mod answer;
+pub mod browser_cookies;
 mod connection;
 pub mod contracts;
 pub mod dsps;
@@ -12,6 +13,7 @@ pub mod head;
 mod metrics;
 pub mod mint;
 pub mod opt_out;
+pub mod origin;
 pub mod privacy;
 pub mod query;
 pub mod redirect;
@@ -33,6 +35,7 @@ pub(crate) use self::connection::CONNECTION_BYTES;
 pub use self::metrics::Metrics;
 use self::{
     answer::Answer,
+    browser_cookies::BrowserCookies,
     connection::EdgeConnection,
     contracts::{Contract, Contracts, State},
     dsps::{KnownDsps, Tally},
@@ -48,6 +51,13 @@ use crate::{
     inlet::Inlet,
     log::{AppendBatch, Closed},
 };
+
+/// Headers of the response to a preflight, valid for two hours, the longest time that Chromium accepts.
+const PREFLIGHT: &[u8] =
+    b"access-control-allow-methods: GET, HEAD\r\naccess-control-max-age: 7200\r\n";
+
+/// Maximum bytes of the header names that a preflight requests.
+const PREFLIGHT_BYTES_MAX: usize = 512;
 
 /// The requests of one read.
 struct ReadRequests<'a> {
@@ -72,6 +82,8 @@ pub struct Edge {
     pub opt_out: Option<OptOut>,
     /// The response to a browser without a user id.
     pub uid: UidMode,
+    /// The HTTP cookies of browsers.
+    pub cookies: BrowserCookies,
     /// Cancelled when the producer drains: each connection closes with its next response.
     pub draining: CancellationToken,
 }
@@ -118,8 +130,23 @@ impl Edge {
         listen::accept(listener, proxies, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request: puts an accepted cookie into the batch, and begins the answer unless it is `Empty`.
-    fn handle(
+    /// Handles one request: puts an accepted cookie into the batch, and begins the answer unless it is `Empty`. Also returns the
+    /// origin whose scripts may read the response.
+    fn handle<'a>(
+        &self,
+        head: &Head<'a>,
+        headers: &[Header<'a>],
+        read: &mut ReadRequests<'_>,
+    ) -> Result<(Outcome, Option<&'a [u8]>), Closed> {
+        let origin = head.origin.filter(|it| is_readable_by(it, head, read));
+        let outcome = match origin {
+            Some(_) if begin_preflight(head, headers, read.output) => Outcome::Preflight,
+            _ => self.outcome(head, headers, read)?,
+        };
+        Ok((outcome, origin))
+    }
+
+    fn outcome(
         &self,
         head: &Head<'_>,
         headers: &[Header<'_>],
@@ -136,7 +163,7 @@ impl Edge {
             (opt_out::PATH, Some(opt_out)) => {
                 // The deletion of an opt-out must follow the matches that were sent before it.
                 self.append(read)?;
-                let page = opt_out.handle(head, headers, read.client, &self.inlet);
+                let page = opt_out.handle(head, headers, read.client, self, read.output);
                 return Ok(page.map_or(Outcome::MethodNotAllowed, Outcome::OptOut));
             }
             _ => return Ok(Outcome::NotFound),
@@ -153,7 +180,7 @@ impl Edge {
             None => {
                 StatedMatch::parse(&query).map_err(|rejection| (request::dsp_id(&query), rejection))
             }
-            Some(contracts) => set_uid::parse(&query, opt_out::has_cookie(headers), contracts),
+            Some(contracts) => set_uid::parse(&query, self.has_opted_out(headers), contracts),
         };
         Ok(match stated {
             Ok(stated) => self.handle_match(stated, &query, head, headers, read),
@@ -175,7 +202,8 @@ impl Edge {
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
         let contract = read.known.contract(dsp_id);
-        let found = stated.cookie(head::cookies(headers), self.uid.mints());
+        let user_id = self.cookies.user_id(head::cookies(headers));
+        let found = stated.cookie(user_id, self.uid.mints());
         let (buyer_uid, cookie) = match found {
             Ok(found) => found,
             Err(rejection) => {
@@ -185,7 +213,7 @@ impl Edge {
                 read.tally.rejected(Some(dsp_id), rejection);
                 let answer = match (rejection, contract) {
                     (Rejection::BuyerMacro, Some(contract)) => {
-                        contract.begin_refusal(format, headers, read.output)
+                        contract.begin_refusal(format, read.output)
                     }
                     // Prebid Server accepts an empty uid, and deletes the match.
                     (Rejection::BuyerEmpty, _) => format.inspect(|it| it.begin(read.output)),
@@ -199,12 +227,12 @@ impl Edge {
             && contract.state != State::Observe
         {
             read.tally.rejected(Some(dsp_id), rejection);
-            let answer = contract.begin_refusal(format, headers, read.output);
+            let answer = contract.begin_refusal(format, read.output);
             return Outcome::Rejected(rejection, answer);
         }
         let gate = read.known.contracts().and_then(Contracts::privacy);
         let reads_opt_out = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
-        let opted_out = reads_opt_out && opt_out::has_cookie(headers);
+        let opted_out = reads_opt_out && self.has_opted_out(headers);
         let mut observed = None;
         if let (Some(contract), Some(gate)) = (contract, gate) {
             let signals = Signals {
@@ -216,7 +244,7 @@ impl Edge {
             if gate.refuses(outcome) {
                 let (rejection, answer) = match format {
                     None => {
-                        let answer = contract.begin_refusal(None, headers, read.output);
+                        let answer = contract.begin_refusal(None, read.output);
                         (Rejection::Privacy, answer)
                     }
                     Some(_) => (set_uid::refusal(outcome, &signals), None),
@@ -228,20 +256,19 @@ impl Edge {
         }
         if opted_out {
             read.tally.rejected(Some(dsp_id), Rejection::OptedOut);
-            let begin = |it: &Contract| it.begin_answer_without_ids(None, headers, read.output);
+            let begin = |it: &Contract| it.begin_answer_without_ids(None, read.output);
             let answer = contract.map(begin).unwrap_or_default();
             return Outcome::Rejected(Rejection::OptedOut, Some(answer));
         }
         let Some(cookie) = cookie else {
-            return self.mint(stated, observed, query, head, headers, read);
+            return self.mint(stated, observed, query, head, read);
         };
         for rejection in refusal.into_iter().chain(observed) {
             read.tally.would_refuse(dsp_id, rejection);
         }
         read.tally.accepted(dsp_id);
         read.batch.push(&cookie);
-        let begin =
-            |it: &Contract| it.begin_answer(format, &cookie, &query.signals, headers, read.output);
+        let begin = |it: &Contract| it.begin_answer(format, &cookie, &query.signals, read.output);
         let answer = contract.map(begin).or(format);
         Outcome::Accepted(answer.unwrap_or_default())
     }
@@ -254,30 +281,30 @@ impl Edge {
         observed: Option<Rejection>,
         query: &Query<'_>,
         head: &Head<'_>,
-        headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
         let contract = read.known.contract(dsp_id);
         let redirected = match observed {
-            None => self.uid.begin_redirect(head, query, read.output),
+            None => self
+                .uid
+                .begin_redirect(head, query, &self.cookies, read.output),
             Some(_) => Err(Rejection::UserMissing),
         };
         let (rejection, answer) = match redirected {
-            Ok(()) => {
-                if let Some(contract) = contract {
-                    contract.allow_origin(headers, read.output);
-                }
-                (Rejection::UserMinted, Some(Answer::Redirect))
-            }
+            Ok(()) => (Rejection::UserMinted, Some(Answer::Redirect)),
             Err(rejection) => {
                 let refused = contract.filter(|_| rejection == Rejection::UserNotKept);
-                let begin = |it: &Contract| it.begin_refusal(format, headers, read.output);
+                let begin = |it: &Contract| it.begin_refusal(format, read.output);
                 (rejection, refused.and_then(begin))
             }
         };
         read.tally.rejected(Some(dsp_id), rejection);
         Outcome::Rejected(rejection, answer)
+    }
+
+    fn has_opted_out(&self, headers: &[Header<'_>]) -> bool {
+        self.cookies.opted_out(head::cookies(headers))
     }
 
     /// Appends the accepted cookies of a read, subject to their limits, and counts the requests. Must precede the responses.
@@ -290,4 +317,37 @@ impl Edge {
         self.metrics.dsps.add(&mut read.tally, read.known);
         Ok(())
     }
+}
+
+/// Whether scripts of pages from this origin may read the response, whatever it is.
+#[cold]
+fn is_readable_by(origin: &[u8], head: &Head<'_>, read: &ReadRequests<'_>) -> bool {
+    let contracts = read.known.contracts();
+    let contracts = contracts.filter(|_| matches!(head.path, "/" | "/sync"));
+    contracts.is_some_and(|it| {
+        let mut scratch = Scratch::default();
+        let query = Query::parse(head.query, &mut scratch);
+        it.are_readable_by(origin, request::dsp_id(&query))
+    })
+}
+
+/// Begins the response to a preflight, which a browser sends if a script adds headers to a request; returns false for others.
+#[cold]
+fn begin_preflight(head: &Head<'_>, headers: &[Header<'_>], output: &mut Vec<u8>) -> bool {
+    let value = |name| head::values(headers, name).next();
+    if head.method != "OPTIONS" || value("access-control-request-method").is_none() {
+        return false;
+    }
+    Answer::None.begin(output);
+    output.extend_from_slice(PREFLIGHT);
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_, ".contains(byte);
+    let names = value("access-control-request-headers");
+    let names = names.filter(|it| it.len() <= PREFLIGHT_BYTES_MAX && it.iter().all(is_name));
+    if let Some(names) = names {
+        // The edge ignores headers that it does not know.
+        output.extend_from_slice(b"access-control-allow-headers: ");
+        output.extend_from_slice(names);
+        output.extend_from_slice(b"\r\n");
+    }
+    true
 }

@@ -8,7 +8,13 @@ use runtime::{
     settings::{BOOLEAN, CONTENTS, ConfigErrors, address, count, optional},
 };
 
-use crate::api::tokens;
+use crate::{
+    api::tokens,
+    edge::{opt_out, origin},
+};
+
+/// Maximum number of origins in a setting.
+const ORIGINS_MAX: usize = 32;
 
 /// The settings as written.
 #[derive(Debug, Clone, clap::Args)]
@@ -29,6 +35,17 @@ pub(super) struct ApiArgs {
     /// Serve a page at /optout on the sync port, where users can delete their cookies on all nodes and opt out of further syncs
     #[arg(long, value_name = BOOLEAN)]
     opt_out: bool,
+
+    /// Origins of the opt-out page for browsers, such as https://sync.example, if a proxy changes the header Host
+    ///
+    /// They matter only to browsers that do not send Sec-Fetch-Site.
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',', value_parser = optional(|text| Ok(parse_origin(text)?)))]
+    public_origin: Vec<std::option::Option<String>>,
+
+    /// Origins of web pages that may show the opt-out page in a frame. In browsers that keep HTTP cookies separately for each website,
+    /// an opt-out holds only on websites that do so
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',', value_parser = optional(|text| Ok(parse_origin(text)?)))]
+    opt_out_frame_origin: Vec<std::option::Option<String>>,
 
     #[command(flatten)]
     limits: ApiLimits,
@@ -71,8 +88,8 @@ pub struct ApiConfig {
     pub address: Option<SocketAddr>,
     /// Accepted tokens; `None` if local programs may use the port without tokens.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
-    /// Whether the sync port serves the opt-out page.
-    pub opt_out: bool,
+    /// Settings of the opt-out page of the sync port, if there is one.
+    pub opt_out: Option<opt_out::Config>,
     /// Limits of the API.
     pub limits: ApiLimits,
 }
@@ -87,11 +104,32 @@ impl ApiArgs {
             (None, Some(_)) => errors.add("--api-tokens: has no effect without --api"),
             _ => {}
         }
+        let opt_out = opt_out::Config {
+            public_origins: self.public_origin.into_iter().flatten().collect(),
+            frame_origins: self.opt_out_frame_origin.into_iter().flatten().collect(),
+        };
+        for (flag, origins) in [
+            ("--public-origin", &opt_out.public_origins),
+            ("--opt-out-frame-origin", &opt_out.frame_origins),
+        ] {
+            if !origins.is_empty() && !self.opt_out {
+                errors.add(format!("{flag}: has no effect without --opt-out"));
+            }
+            if origins.len() > ORIGINS_MAX {
+                errors.add(format!(
+                    "{flag}: too many origins: the maximum is {ORIGINS_MAX}"
+                ));
+            }
+        }
         ApiConfig {
             address: self.api,
             tokens: tokens.and_then(|file| load_files(errors, tokens::File::new(file))),
-            opt_out: self.opt_out,
+            opt_out: self.opt_out.then_some(opt_out),
             limits: self.limits,
         }
     }
+}
+
+fn parse_origin(text: &str) -> Result<String, String> {
+    origin::check(text).map(|()| text.to_owned())
 }

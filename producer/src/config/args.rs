@@ -20,11 +20,21 @@ use proto::{
 };
 use runtime::{
     listen::Proxies,
-    settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
+    settings::{
+        CommonArgs, ConfigErrors, RELOADED, TIME_MAX, address, count, optional, size, time,
+    },
 };
 
 use super::{api::ApiArgs, dsps::DspsArgs};
-use crate::{edge::mint::UidMode, epoch_history::DEFAULT_DIR, security::SecurityArgs};
+use crate::{
+    edge::{
+        browser_cookies::{self, AGE_MAX, BrowserCookies},
+        mint::UidMode,
+        redirect,
+    },
+    epoch_history::DEFAULT_DIR,
+    security::SecurityArgs,
+};
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
@@ -81,7 +91,8 @@ pub struct Network {
     /// Response to a browser without the HTTP cookie `uid`: `require` (an error), `mint` (a new `uid`, and a redirect that
     /// repeats the request) or `mint-partitioned` (like `mint`, with the cookie attribute Partitioned)
     ///
-    /// A match is recorded only if the browser then returns the HTTP cookie.
+    /// A match is recorded only if the browser then returns the HTTP cookie. With `mint-partitioned`, an opt-out holds only on websites
+    /// that show the opt-out page in a frame.
     #[arg(
         long,
         value_name = "MODE",
@@ -90,6 +101,9 @@ pub struct Network {
         hide_possible_values = true
     )]
     pub uid: UidMode,
+
+    #[command(flatten)]
+    pub(super) cookies: CookieArgs,
 
     /// Address for subscribers (gRPC). If it is not a loopback address, set --token-file, --tls-client-ca or --grpc-insecure
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7676", value_parser = address)]
@@ -109,6 +123,47 @@ pub struct Network {
     /// same for every run of a producer.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
     pub state: std::option::Option<PathBuf>,
+}
+
+/// HTTP cookies of browsers.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct CookieArgs {
+    /// Name of the HTTP cookie with the user id
+    #[arg(long, value_name = "NAME", default_value = "uid", value_parser = browser_cookies::name)]
+    uid_cookie: String,
+
+    /// Domain of HTTP cookies that the producer sets, such as example.com: browsers then also send them to its subdomains [default: only
+    /// the host of the request]
+    #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = optional(|text| Ok(domain(text)?)))]
+    uid_cookie_domain: std::option::Option<String>,
+
+    /// Lifetime of a new user id in a browser, up to 400d, the maximum of browsers
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "400d",
+        value_parser = time(Duration::from_secs(1)..=AGE_MAX)
+    )]
+    uid_cookie_max_age: Duration,
+
+    /// HTTP cookies with which other pages opt browsers out: matches of a browser that sends one are not recorded
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',', value_parser = optional(|text| Ok(browser_cookies::cookie(text)?)))]
+    opt_out_cookie: Vec<std::option::Option<String>>,
+}
+
+impl CookieArgs {
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> BrowserCookies {
+        let cookies = BrowserCookies::new(
+            &self.uid_cookie,
+            self.uid_cookie_max_age,
+            self.uid_cookie_domain,
+            self.opt_out_cookie.into_iter().flatten().collect(),
+        );
+        cookies.unwrap_or_else(|error| {
+            errors.add(error);
+            BrowserCookies::default()
+        })
+    }
 }
 
 impl Network {
@@ -331,6 +386,10 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
 fn parse_state(text: &str) -> Result<Option<PathBuf>, Infallible> {
     let dir = if text.is_empty() { DEFAULT_DIR } else { text };
     Ok((dir != "none").then(|| dir.into()))
+}
+
+fn domain(text: &str) -> Result<String, String> {
+    redirect::check_host(text).map(|()| text.to_owned())
 }
 
 fn parse_network(text: &str) -> Result<Option<IpNet>, String> {

@@ -79,6 +79,64 @@ fn load_balancers_are_addresses_or_networks() {
 }
 
 #[test]
+fn cookies_and_origins_of_the_opt_out_page_are_validated() {
+    for flags in [
+        &[
+            "--opt-out",
+            "--public-origin=https://a.example,http://localhost:8080",
+        ][..],
+        &["--opt-out", "--opt-out-frame-origin=https://a.example"],
+        &[
+            "--opt-out-cookie=optout=1,other=yes",
+            "--uid-cookie=__Host-uid",
+        ],
+        &["--uid-cookie-domain=a.example", "--uid-cookie-max-age=90d"],
+    ] {
+        load(flags).unwrap();
+    }
+    for (flags, error) in [
+        (
+            &["--public-origin=https://a.example"][..],
+            "--public-origin: has no effect",
+        ),
+        (
+            &["--opt-out", "--public-origin=a.example"],
+            "--public-origin: invalid origin",
+        ),
+        (
+            &["--opt-out-frame-origin=https://a.example"],
+            "--opt-out-frame-origin: has no effect",
+        ),
+        (
+            &["--opt-out-cookie=optout"],
+            "--opt-out-cookie: invalid cookie",
+        ),
+        (&["--uid-cookie=a b"], "--uid-cookie: invalid cookie name"),
+        (
+            &["--uid-cookie=optout", "--opt-out-cookie=optout=1"],
+            "is the opt-out cookie",
+        ),
+        (
+            &["--uid-cookie-domain=localhost"],
+            "--uid-cookie-domain: invalid host",
+        ),
+        (
+            &["--uid-cookie-domain=192.0.2.1"],
+            "--uid-cookie-domain: `192.0.2.1`",
+        ),
+        (
+            &["--uid-cookie=__Host-uid", "--uid-cookie-domain=a.example"],
+            "--uid-cookie-domain: ",
+        ),
+        (&["--uid-cookie-max-age=401d"], "--uid-cookie-max-age: "),
+        (&["--uid-cookie-max-age=0s"], "--uid-cookie-max-age: "),
+    ] {
+        let found = load(flags).unwrap_err().to_string();
+        assert!(found.contains(error), "{flags:?}: {found}");
+    }
+}
+
+#[test]
 fn all_errors_are_reported_together() {
     let arguments = [
         "--http=nowhere",

@@ -28,6 +28,8 @@ impl Answer {
     /// [`Responses::write`](super::response::Responses::write) completes the response. Does nothing for `Empty`.
     pub(super) fn begin(self, output: &mut Vec<u8>) {
         const END: &str = "cache-control: no-store\r\n";
+        // A page with `Cross-Origin-Embedder-Policy: require-corp` loads only these.
+        const EMBEDDED: &str = "cross-origin-resource-policy: cross-origin\r\n";
         let lines = match self {
             Self::Empty => return,
             Self::None => "HTTP/1.1 204 No Content\r\n",
@@ -41,6 +43,9 @@ impl Answer {
         };
         output.extend_from_slice(lines.as_bytes());
         output.extend_from_slice(END.as_bytes());
+        if matches!(self, Self::Gif | Self::Png | Self::Redirect) {
+            output.extend_from_slice(EMBEDDED.as_bytes());
+        }
     }
 
     /// The body.

@@ -211,18 +211,20 @@ impl EdgeConnection {
                     let body_received = head.body.min(self.input.len() - consumed);
                     consumed += body_received;
                     let body_is_incomplete = body_received < head.body;
+                    let (outcome, origin) = edge.handle(&head, headers, &mut read)?;
                     let options = ResponseOptions {
                         head: head.method == "HEAD",
                         close: head.close
                             || body_is_incomplete
                             || (is_draining && consumed == self.input.len()),
+                        origin,
                     };
-                    (edge.handle(&head, headers, &mut read)?, options)
+                    (outcome, options)
                 }
                 Err(error) => {
                     let options = ResponseOptions {
-                        head: false,
                         close: true,
+                        ..ResponseOptions::default()
                     };
                     let outcome = match error {
                         HeadError::Malformed => Outcome::Malformed,

@@ -10,7 +10,6 @@ use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use httparse::Header;
 use limits::rules::Rules;
 use proto::{
     ids::hygiene::{self, Flaw},
@@ -21,7 +20,7 @@ use proto::{
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use super::{answer::Answer, head, privacy, redirect::Template, request::Rejection};
+use super::{answer::Answer, privacy, redirect::Template, request::Rejection};
 
 /// The contracts of a file.
 #[derive(Debug)]
@@ -39,8 +38,10 @@ pub struct Contracts {
 /// The contract of one DSP, or of all unlisted DSPs.
 #[derive(Debug, Clone)]
 pub struct Contract {
-    /// The name of the DSP.
+    /// The name of the DSP; empty without one.
     pub name: String,
+    /// All names of the DSP, for `/setuid`.
+    names: Arc<[String]>,
     /// Which matches are recorded.
     pub state: State,
     /// Id in the vendor list of the IAB.
@@ -55,7 +56,7 @@ pub struct Contract {
     answer: Answer,
     refused: RefusedAnswer,
     redirect: Option<Arc<Template>>,
-    /// Origins that may read a JSON answer.
+    /// Origins whose scripts may read the responses to syncs with a JSON answer.
     origins: Arc<[String]>,
 }
 
@@ -102,6 +103,7 @@ impl Default for Contract {
     fn default() -> Self {
         Self {
             name: String::new(),
+            names: Arc::default(),
             state: State::default(),
             vendor: None,
             uid_bytes_max: BUYER_UID_BYTES_MAX,
@@ -142,6 +144,12 @@ impl Contracts {
             dsps,
             other_seconds: seconds(&self.unlisted),
         }
+    }
+
+    /// Whether scripts of pages from this origin may read the responses to the syncs of a DSP, which may be missing or invalid.
+    pub(super) fn are_readable_by(&self, origin: &[u8], dsp_id: Option<u32>) -> bool {
+        let contract = dsp_id.map_or(&self.unlisted, |dsp_id| self.of(dsp_id));
+        contract.is_readable_by(origin)
     }
 
     /// Whether the contracts file lists the DSP.
@@ -203,7 +211,6 @@ impl Contract {
     pub(super) fn begin_answer_without_ids(
         &self,
         format: Option<Answer>,
-        headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Answer {
         let answer = match format.unwrap_or(self.answer) {
@@ -211,9 +218,6 @@ impl Contract {
             answer => answer,
         };
         answer.begin(output);
-        if answer == Answer::Json {
-            self.allow_origin(headers, output);
-        }
         answer
     }
 
@@ -221,11 +225,10 @@ impl Contract {
     pub(super) fn begin_refusal(
         &self,
         format: Option<Answer>,
-        headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Option<Answer> {
         let has_answer = self.refused == RefusedAnswer::Answer;
-        has_answer.then(|| self.begin_answer_without_ids(format, headers, output))
+        has_answer.then(|| self.begin_answer_without_ids(format, output))
     }
 
     /// Begins the answer to a recorded match.
@@ -234,38 +237,26 @@ impl Contract {
         format: Option<Answer>,
         cookie: &CookieRef<'_>,
         signals: &privacy::Signals<'_>,
-        headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Answer {
         let redirects = format.is_none() && self.answer == Answer::Redirect;
         let Some(template) = self.redirect.as_ref().filter(|_| redirects) else {
-            return self.begin_answer_without_ids(format, headers, output);
+            return self.begin_answer_without_ids(format, output);
         };
         let start = output.len();
         self.answer.begin(output);
         output.extend_from_slice(b"location: ");
         if !template.render(cookie, signals, output) {
             output.truncate(start);
-            return self.begin_answer_without_ids(format, headers, output);
+            return self.begin_answer_without_ids(format, output);
         }
         output.extend_from_slice(b"\r\n");
         self.answer
     }
 
-    /// Adds the headers that let a listed origin read the answer.
-    pub(super) fn allow_origin(&self, headers: &[Header<'_>], output: &mut Vec<u8>) {
-        let origin = head::values(headers, "origin").next();
-        let listed = origin.and_then(|origin| {
-            let mut listed = self.origins.iter();
-            listed.find(|listed| listed.as_bytes() == origin)
-        });
-        if let Some(origin) = listed {
-            output.extend_from_slice(
-                b"access-control-allow-credentials: true\r\naccess-control-allow-origin: ",
-            );
-            output.extend_from_slice(origin.as_bytes());
-            output.extend_from_slice(b"\r\n");
-        }
+    fn is_readable_by(&self, origin: &[u8]) -> bool {
+        let mut listed = self.origins.iter();
+        self.answer == Answer::Json && listed.any(|listed| listed.as_bytes() == origin)
     }
 }
 

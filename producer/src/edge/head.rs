@@ -22,6 +22,8 @@ pub struct Head<'a> {
     pub path: &'a str,
     /// The query without the question mark; empty without a query.
     pub query: &'a str,
+    /// The header `Origin`, which browsers send with requests of scripts.
+    pub origin: Option<&'a [u8]>,
     /// Size of the head in bytes.
     pub length: usize,
     /// Size in bytes of the body, which follows the head and is skipped.
@@ -69,11 +71,16 @@ pub fn parse<'a, 'r>(
         return Err(HeadError::Malformed);
     };
     let (path, query) = split_target(target);
-    let Framing { body, close } = Framing::of(request.headers);
+    let Framing {
+        body,
+        close,
+        origin,
+    } = Framing::of(request.headers);
     let head = Head {
         method,
         path,
         query,
+        origin,
         length,
         body: body.unwrap_or(0),
         close: close || version == 0 || body.is_none(),
@@ -119,19 +126,21 @@ fn split_at(text: &str, character: u8) -> Option<(&str, &str)> {
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// What the headers state about the bytes after the head.
-struct Framing {
+/// What the headers state about the bytes after the head; and the origin, which is found in the same pass.
+struct Framing<'a> {
     /// Length of the body; `None` if it is unknown, or if the client waits before sending the body.
     body: Option<usize>,
     /// The client requests that the connection is closed after the response.
     close: bool,
+    origin: Option<&'a [u8]>,
 }
 
-impl Framing {
-    fn of(headers: &[Header<'_>]) -> Self {
+impl<'a> Framing<'a> {
+    fn of(headers: &[Header<'a>]) -> Self {
         let mut framing = Self {
             body: Some(0),
             close: false,
+            origin: None,
         };
         let mut has_length = false;
         for Header { name, value } in headers {
@@ -150,6 +159,9 @@ impl Framing {
                 17 if name.eq_ignore_ascii_case("transfer-encoding") => framing.body = None,
                 // The client waits for a `100 Continue` and may never send the body.
                 6 if name.eq_ignore_ascii_case("expect") => framing.body = None,
+                6 if name.eq_ignore_ascii_case("origin") => {
+                    framing.origin = framing.origin.or(Some(value));
+                }
                 _ => {}
             }
         }

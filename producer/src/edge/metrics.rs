@@ -27,6 +27,7 @@ pub struct Metrics {
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
     method_not_allowed: IntCounter,
+    preflight: IntCounter,
     headers_too_large: IntCounter,
     malformed: IntCounter,
     /// Requests by outcome of the privacy check, in the order of [`privacy::Outcome`].
@@ -59,6 +60,7 @@ impl Metrics {
                 .collect(),
             not_found: outcome("not_found"),
             method_not_allowed: outcome("method_not_allowed"),
+            preflight: outcome("preflight"),
             headers_too_large: outcome("headers_too_large"),
             malformed: outcome("malformed"),
             privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
@@ -75,6 +77,7 @@ impl Metrics {
             Outcome::Rejected(rejection, _) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
+            Outcome::Preflight => self.preflight.inc(),
             Outcome::HeadTooLarge => self.headers_too_large.inc(),
             Outcome::Malformed => self.malformed.inc(),
         }

@@ -4,7 +4,9 @@
 //! and redirects to the same request with a marker parameter. If the second request contains this cookie, the match is
 //! recorded. The marker prevents a further redirect.
 
-use super::{answer::Answer, head::Head, query::Query, request::Rejection};
+use super::{
+    answer::Answer, browser_cookies::BrowserCookies, head::Head, query::Query, request::Rejection,
+};
 
 /// The parameter that marks the second request.
 pub(super) const MARKER: &str = "cookiesync_bounce";
@@ -16,7 +18,7 @@ const USER_ID_BYTES: usize = 22;
 /// Maximum size of the response, except the query and the headers that follow.
 const REDIRECT_BYTES_MAX: usize = 512;
 
-/// The response to a browser without the HTTP cookie `uid` (`--uid`).
+/// The response to a browser without a user id (`--uid`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum UidMode {
     /// An error response.
@@ -34,8 +36,7 @@ impl UidMode {
         self != Self::Require
     }
 
-    /// Begins a redirect to the same request, which sets a new user id. The cookie is kept for 400 days, the maximum that
-    /// browsers accept.
+    /// Begins a redirect to the same request, which sets a new user id.
     ///
     /// # Errors
     /// If the browser was redirected before, or the system provides no random bits.
@@ -43,6 +44,7 @@ impl UidMode {
         self,
         head: &Head<'_>,
         query: &Query<'_>,
+        cookies: &BrowserCookies,
         output: &mut Vec<u8>,
     ) -> Result<(), Rejection> {
         if query.is_redirected {
@@ -53,15 +55,11 @@ impl UidMode {
         let random = u128::from_ne_bytes(random);
         let digits = (0..USER_ID_BYTES).map(|it| ALPHABET[((random >> (6 * it)) % 64) as usize]);
         let user_id: String = digits.map(char::from).collect();
-        let partitioned = match self {
-            Self::MintPartitioned => "; Partitioned",
-            _ => "",
-        };
         // A query without a path also works if a proxy has removed a prefix of the path.
         let lines = format!(
-            "location: ?{}&{MARKER}=1\r\nset-cookie: uid={user_id}; Max-Age=34560000; Path=/; Secure; HttpOnly; \
-             SameSite=None{partitioned}\r\n",
-            head.query
+            "location: ?{}&{MARKER}=1\r\n{}",
+            head.query,
+            cookies.set_user_id(&user_id, self == Self::MintPartitioned)
         );
         // Without this, the longest response could double the buffer beyond its maximum.
         output.reserve_exact(lines.len() + REDIRECT_BYTES_MAX);

@@ -173,7 +173,7 @@ fn host(authority: &str) -> Result<String, String> {
 ///
 /// # Errors
 /// A description of the error.
-pub(super) fn check_host(host: &str) -> Result<(), String> {
+pub fn check_host(host: &str) -> Result<(), String> {
     let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_allowed);
     let last = host.rsplit('.').next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Parses the query and Cookie headers of a sync request into a cookie, or a rejection with a reason. Reasons name the
-//! parameters of `/sync`, even for `/setuid`.
+//! Parses the query and the user id of a sync request into a cookie, or a rejection with a reason. Reasons name the
+//! parameters of `/sync`, even for `/setuid`, and the cookie `uid`, even if it has another name.
 //!
 //! Does no I/O and allocates nothing.
 
@@ -13,9 +13,6 @@ use super::{
     answer::Answer,
     query::{Query, Undecodable, Value},
 };
-
-/// The name of the HTTP cookie with the user id.
-const USER_COOKIE: &[u8] = b"uid";
 
 macro_rules! rejections {
     ($($(#[doc = $doc:literal])+ $name:ident, $label:literal, $reason:literal;)+) => {
@@ -80,13 +77,13 @@ rejections! {
     OptedOut, "opted_out", "this browser has opted out\n";
     /// The privacy signals do not permit the match. Checked by the edge.
     Privacy, "privacy", "the privacy signals of this request do not permit the match\n";
-    /// The HTTP cookie `uid` is missing.
+    /// The HTTP cookie with the user id is missing.
     UserMissing, "uid_missing", "cookie uid (the user id) is missing\n";
-    /// The HTTP cookie `uid` is empty.
+    /// The HTTP cookie with the user id is empty.
     UserEmpty, "uid_empty", "cookie uid (the user id) is empty\n";
-    /// The HTTP cookie `uid` is too long.
+    /// The HTTP cookie with the user id is too long.
     UserTooLong, "uid_too_long", "cookie uid (the user id) is too long\n";
-    /// The HTTP cookie `uid` contains a space, a comma or a character that is not printable ASCII.
+    /// The HTTP cookie with the user id contains a space, a comma or a character that is not printable ASCII.
     UserInvalid, "uid_invalid", "cookie uid (the user id) contains a space, a comma or a character that is not printable ASCII\n";
     /// The browser has no user id; the response sets one, and redirects to the same request.
     UserMinted, "uid_minted", "cookie uid (the user id) is new: follow the redirect, and send the cookie\n";
@@ -126,21 +123,21 @@ impl<'a> StatedMatch<'a> {
         })
     }
 
-    /// The buyer uid, and the cookie of this match with the user id from the Cookie headers. If `mints`, the user id may be
-    /// missing. There is then no cookie, because an empty user id would mean all users.
+    /// The buyer uid, and the cookie of this match with the user id, as sent. If `mints`, the user id may be missing. There is
+    /// then no cookie, because an empty user id would mean all users.
     ///
     /// # Errors
     /// The first [`Rejection`] found, the buyer uid's before the user id's.
     pub fn cookie<'s>(
         self,
-        cookie_headers: impl Iterator<Item = &'s [u8]>,
+        user_id: Option<&'s [u8]>,
         mints: bool,
     ) -> Result<(&'a str, Option<CookieRef<'s>>), Rejection>
     where
         'a: 's,
     {
         let buyer_uid = parse_buyer_uid(self.buyer_uid)?;
-        let user_id = match parse_user_id(cookie_headers) {
+        let user_id = match parse_user_id(user_id) {
             Err(Rejection::UserMissing | Rejection::UserEmpty) if mints => None,
             user_id => Some(user_id?),
         };
@@ -192,18 +189,8 @@ fn parse_buyer_uid(value: Value<'_>) -> Result<&str, Rejection> {
     }
 }
 
-/// The value of the HTTP cookie with the user id, if there is one.
-pub(super) fn user_id<'a>(mut headers: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
-    headers.find_map(|header| {
-        header.split(|&byte| byte == b';').find_map(|pair| {
-            let pair = pair.trim_ascii();
-            pair.strip_prefix(USER_COOKIE)?.strip_prefix(b"=")
-        })
-    })
-}
-
-fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str, Rejection> {
-    let user_id = user_id(headers).ok_or(Rejection::UserMissing)?;
+fn parse_user_id(user_id: Option<&[u8]>) -> Result<&str, Rejection> {
+    let user_id = user_id.ok_or(Rejection::UserMissing)?;
     ids::check_user_cookie(user_id, USER_ID_BYTES_MAX).map_err(|illegal| match illegal {
         InvalidId::Empty => Rejection::UserEmpty,
         InvalidId::TooLong => Rejection::UserTooLong,
@@ -214,14 +201,15 @@ fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edge::query::Scratch;
+    use crate::edge::{browser_cookies::BrowserCookies, query::Scratch};
 
     #[track_caller]
     fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
         let mut scratch = Scratch::default();
         let headers = cookies.iter().map(|header| header.as_bytes());
+        let user_id = BrowserCookies::default().user_id(headers);
         let stated = StatedMatch::parse(&Query::parse(query, &mut scratch));
-        let found = stated.and_then(|stated| stated.cookie(headers, false));
+        let found = stated.and_then(|stated| stated.cookie(user_id, false));
         let parsed = found.map(|(buyer_uid, cookie)| {
             let cookie = cookie.unwrap();
             assert_eq!(cookie.buyer_uid, buyer_uid);

@@ -11,6 +11,8 @@ pub enum Outcome {
     Accepted(Answer),
     /// The opt-out page.
     OptOut(Page),
+    /// A browser may send a request of a script.
+    Preflight,
     /// Invalid input, or a match that the contract of its DSP does not permit. Without an answer, the status is an error.
     Rejected(Rejection, Option<Answer>),
     /// Unknown path.
@@ -24,28 +26,33 @@ pub enum Outcome {
 }
 
 /// Properties of the request that affect its response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResponseOptions {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResponseOptions<'a> {
     /// HEAD request: the response has no body, regardless of its `content-length`.
     pub head: bool,
     /// The connection is closed after the response.
     pub close: bool,
+    /// The origin whose scripts may read the response.
+    pub origin: Option<&'a [u8]>,
 }
 
 impl Outcome {
-    /// The answer; `None` for an error and for the opt-out page.
-    fn answer(self) -> Option<Answer> {
+    /// The body of a response that was begun; `None` if it was not.
+    fn begun(self) -> Option<&'static [u8]> {
         match self {
-            Self::Accepted(answer) => Some(answer),
-            Self::Rejected(_, answer) => answer,
+            Self::Accepted(Answer::Empty) | Self::Rejected(_, Some(Answer::Empty)) => None,
+            Self::Accepted(answer) | Self::Rejected(_, Some(answer)) => Some(answer.body()),
+            Self::OptOut(page) => Some(page.body().as_bytes()),
+            Self::Preflight => Some(b""),
             _ => None,
         }
     }
 
     fn status_line(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::Rejected(_, Some(_)) => "200 OK",
-            Self::OptOut(page) => page.status_line(),
+            Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {
+                "200 OK"
+            }
             Self::Rejected(Rejection::OptedOut, None) => "401 Unauthorized",
             Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
             Self::Rejected(Rejection::Privacy, None) => "451 Unavailable For Legal Reasons",
@@ -58,20 +65,14 @@ impl Outcome {
 
     fn body(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::Rejected(_, Some(_)) => "",
-            Self::OptOut(page) => page.body(),
+            Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {
+                ""
+            }
             Self::Rejected(rejection, None) => rejection.reason(),
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",
             Self::Malformed => "not an HTTP/1 request\n",
-        }
-    }
-
-    fn content_type(self) -> &'static str {
-        match self {
-            Self::OptOut(Page::OptOut | Page::OptIn) => "text/html; charset=utf-8",
-            _ => "text/plain; charset=utf-8",
         }
     }
 }
@@ -98,58 +99,62 @@ impl Responses {
         if second != self.second {
             self.second = second;
             self.date = format!("date: {}\r\n", httpdate::fmt_http_date(now));
-            let options = ResponseOptions {
-                head: false,
-                close: false,
-            };
+            let options = ResponseOptions::default();
             let mut accepted = Vec::new();
             self.encode(Outcome::Accepted(Answer::Empty), options, &mut accepted);
             self.accepted = accepted;
         }
     }
 
-    /// Appends one response to `output`, or the rest of an answer that was begun.
-    pub fn write(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        match outcome.answer() {
-            Some(Answer::Empty) if !options.close => output.extend_from_slice(&self.accepted),
-            None | Some(Answer::Empty) => self.encode(outcome, options, output),
-            Some(answer) => {
-                output.extend_from_slice(connection(options).as_bytes());
-                output.extend_from_slice(self.date.as_bytes());
-                output.extend_from_slice(b"\r\n");
-                if !options.head {
-                    output.extend_from_slice(answer.body());
-                }
+    /// Appends one response to `output`, or the rest of one that was begun.
+    pub fn write(&self, outcome: Outcome, options: ResponseOptions<'_>, output: &mut Vec<u8>) {
+        let is_usual = !options.close && options.origin.is_none();
+        match outcome {
+            Outcome::Accepted(Answer::Empty) | Outcome::Rejected(_, Some(Answer::Empty))
+                if is_usual =>
+            {
+                output.extend_from_slice(&self.accepted);
             }
+            _ => self.encode(outcome, options, output),
         }
     }
 
-    fn encode(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        let body = outcome.body();
-        let close = connection(options);
-        let content_type = if body.is_empty() {
-            String::new()
-        } else {
-            format!("content-type: {}\r\n", outcome.content_type())
-        };
-        let head = format!(
-            "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n{close}{}\r\n",
-            outcome.status_line(),
-            body.len(),
-            self.date,
-        );
-        output.extend_from_slice(head.as_bytes());
+    fn encode(&self, outcome: Outcome, options: ResponseOptions<'_>, output: &mut Vec<u8>) {
+        let body = outcome.begun().unwrap_or_else(|| {
+            let body = outcome.body();
+            let content_type = match body {
+                "" => "",
+                _ => "content-type: text/plain; charset=utf-8\r\n",
+            };
+            let head = format!(
+                "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n",
+                outcome.status_line(),
+                body.len(),
+            );
+            output.extend_from_slice(head.as_bytes());
+            body.as_bytes()
+        });
+        if let Some(origin) = options.origin {
+            let vary: &[u8] = match outcome {
+                // Already varies.
+                Outcome::Accepted(Answer::Json) | Outcome::Rejected(_, Some(Answer::Json)) => b"",
+                _ => b"vary: origin\r\n",
+            };
+            output.extend_from_slice(vary);
+            output.extend_from_slice(
+                b"access-control-allow-credentials: true\r\naccess-control-allow-origin: ",
+            );
+            output.extend_from_slice(origin);
+            output.extend_from_slice(b"\r\n");
+        }
+        if options.close {
+            output.extend_from_slice(b"connection: close\r\n");
+        }
+        output.extend_from_slice(self.date.as_bytes());
+        output.extend_from_slice(b"\r\n");
         if !options.head {
-            output.extend_from_slice(body.as_bytes());
+            output.extend_from_slice(body);
         }
-    }
-}
-
-fn connection(options: ResponseOptions) -> &'static str {
-    if options.close {
-        "connection: close\r\n"
-    } else {
-        ""
     }
 }
 
@@ -162,7 +167,12 @@ mod tests {
         let mut responses = Responses::default();
         responses.set_time(SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_999));
         let mut output = Vec::new();
-        responses.write(outcome, ResponseOptions { head, close }, &mut output);
+        let options = ResponseOptions {
+            head,
+            close,
+            origin: None,
+        };
+        responses.write(outcome, options, &mut output);
         assert_eq!(String::from_utf8(output).unwrap(), expected);
     }
 

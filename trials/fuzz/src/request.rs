@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use producer::edge::{
+    browser_cookies::BrowserCookies,
     contracts::{Contracts, file},
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
     privacy::Signals,
@@ -72,8 +73,8 @@ static CONTRACTS: LazyLock<Contracts> =
     LazyLock::new(|| file::parse("[dsp.17]\nname = 'some DSP'").expect("valid contracts"));
 
 fn check(query: &Query<'_>, cookie_headers: &[&[u8]], stated: Result<StatedMatch<'_>, Rejection>) {
-    let headers = cookie_headers.iter().copied();
-    match stated.and_then(|stated| stated.cookie(headers, true)) {
+    let user_id = BrowserCookies::default().user_id(cookie_headers.iter().copied());
+    match stated.and_then(|stated| stated.cookie(user_id, true)) {
         Ok((buyer_uid, Some(cookie))) => {
             assert_eq!(cookie.buyer_uid, buyer_uid);
             check_cookie(&cookie);
@@ -127,7 +128,8 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let mut scratch = Scratch::default();
     let headers = [&b"uidx"[..], header.as_bytes()];
     let again = StatedMatch::parse(&Query::parse(&query, &mut scratch));
-    let again = again.and_then(|it| it.cookie(headers.into_iter(), false));
+    let user_id = BrowserCookies::default().user_id(headers.into_iter());
+    let again = again.and_then(|it| it.cookie(user_id, false));
     assert_eq!(again, Ok((cookie.buyer_uid, Some(*cookie))));
     check_chunk(cookie);
 }

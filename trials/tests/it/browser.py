@@ -154,7 +154,31 @@ def without_third_party_cookies(walk, partitioned):
     assert walk.cookies("uid") == []
     # A partitioned cookie is not a third-party cookie.
     assert walk.load("d=17&b=partitioned", partitioned) == PIXEL
-    walk.wait_stored(walk.uid(partitioned), {"17": "partitioned"})
+    user = walk.uid(partitioned)
+    walk.wait_stored(user, {"17": "partitioned"})
+    opt_out_in_frame(walk, partitioned, user)
+
+
+def opt_out_in_frame(walk, edge, user):
+    """On the page itself, an opt-out does not hold on the publisher's website; in a frame of the publisher, it does."""
+    walk.visit(f"{edge}/optout")
+    walk.page.run("globalThis.isOld = true; document.querySelector('button').click()")
+    walk.page.wait("document.readyState === 'complete' && !globalThis.isOld")
+    walk.visit(walk.publisher)
+    assert walk.load("d=17&b=not-covered", edge) == PIXEL
+    walk.wait_stored(user, {"17": "not-covered"})
+    walk.page.run(f"""new Promise((resolve) => {{ const frame = document.createElement('iframe'); frame.src = '{edge}/optout';
+      frame.onload = resolve; document.body.append(frame); frame.focus(); }})""")
+    walk.page.run("document.querySelector('iframe').focus()")
+    for key, number, text in (("Tab", 9, ""), ("Enter", 13, "\r")):
+        for kind in ("keyDown", "keyUp"):
+            walk.page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, text=text)
+    walk.wait_stored(user, {})
+    cookies = [cookie for cookie in walk.cookies("cookiesync_optout", edge) if cookie.get("partitionKey")]
+    publisher = [cookie for cookie in cookies if "publisher.example" in json.dumps(cookie["partitionKey"])]
+    assert [cookie["value"] for cookie in publisher] == ["1"], cookies
+    # A match that was recorded would be counted by the caller.
+    assert walk.load("d=17&b=opted-out", edge) == PIXEL
 
 
 def main():

@@ -16,7 +16,13 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, contracts::file, mint::UidMode, opt_out::OptOut},
+    edge::{
+        Metrics,
+        browser_cookies::BrowserCookies,
+        contracts::file,
+        mint::UidMode,
+        opt_out::{self, OptOut},
+    },
     inlet,
     log::{self, Delivery, Log},
 };
@@ -37,11 +43,12 @@ pub(in crate::edge) fn edge_with(
     let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
     let metrics = Metrics::register(registry, None, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
-    let opt_out = opt_out.then(|| OptOut::new(deletions()));
+    let opt_out = opt_out.then(|| OptOut::new(opt_out::Config::default(), deletions()));
     Edge {
         inlet: inlet::tests::without_limits(),
         opt_out,
         uid,
+        cookies: BrowserCookies::default(),
         metrics,
         draining,
     }

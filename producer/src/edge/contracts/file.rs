@@ -8,11 +8,12 @@
 //! mode = "observe"
 //! host_vendor = 999
 //!
-//! [defaults]                            # all keys except `name`, `vendor` and `limit`, for all DSPs
+//! [defaults]                            # all keys except `name`, `names`, `vendor` and `limit`, for all DSPs
 //! refuse = ["macro", "sentinel"]
 //!
 //! [dsp.17]
 //! name = "example"
+//! names = ["example", "exmpl"]          # further names for `/setuid`
 //! vendor = 755                          # id in the vendor list of the IAB
 //! state = "allowed"                     # or "observe" or "blocked"
 //! uid_bytes_max = 64
@@ -28,6 +29,8 @@
 //! `limit` takes the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also
 //! contain all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
 
+mod values;
+
 use std::{
     num::NonZeroU16,
     sync::{Arc, OnceLock},
@@ -38,11 +41,7 @@ use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
 use proto::limits::CONTRACTS_MAX;
-use proto::{
-    ids::{self, hygiene::Flaw},
-    limits::BUYER_UID_BYTES_MAX,
-};
-use regex::{Regex, RegexBuilder};
+use proto::{ids::hygiene::Flaw, limits::BUYER_UID_BYTES_MAX};
 use runtime::{
     reload::{NamedFile, Reloader, Source},
     settings::{self, TIME_MAX},
@@ -50,24 +49,22 @@ use runtime::{
 use serde::Deserialize;
 use toml::{Table, Value};
 
+use self::values::{check, check_name, compiled};
 use super::{Contract, Contracts, RefusedAnswer, State};
 use crate::edge::{
     answer::Answer,
-    privacy,
+    origin, privacy,
     redirect::{self, Template},
 };
 
 /// The newest valid version of the contracts file.
 pub type ContractsFile = Arc<Reloader<File>>;
 
-/// Maximum length of a name.
-const NAME_CHARS_MAX: usize = 64;
+/// Maximum number of names of a DSP.
+const NAMES_MAX: usize = 64;
 
 /// Minimum time to live.
 const TTL_MIN: Duration = Duration::from_secs(1);
-
-/// Maximum memory of a compiled pattern, and of its cache in each thread.
-const PATTERN_BYTES_MAX: usize = 64 << 10;
 
 /// A contracts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +138,7 @@ enum UnknownDsps {
 #[serde(default, deny_unknown_fields)]
 struct ContractTable {
     name: Option<String>,
+    names: Option<Vec<String>>,
     state: Option<State>,
     vendor: Option<NonZeroU16>,
     uid_bytes_max: Option<usize>,
@@ -175,22 +173,24 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         limits: limits.into_iter().flatten().collect(),
     };
     let others = [&["defaults", "dsp", "privacy"], &LIMIT_KEYS[..]].concat();
-    let top: Option<Top> = reader.tables.table("", table.into(), &others);
+    let top: Option<(Top, _)> = reader.tables.valid_part("", table.into(), &others);
     let Top {
         unknown_dsps,
         redirect_hosts,
-    } = top.unwrap_or_default();
+    } = top.unwrap_or_default().0;
     for host in redirect_hosts.iter().flatten() {
         if let Err(error) = redirect::check_host(host) {
             reader.tables.error("redirect_hosts", error);
         }
     }
     reader.redirect_hosts = redirect_hosts;
-    let defaults = reader.defaults(defaults.unwrap_or_else(|| Table::new().into()));
+    let (defaults, are_complete) = reader
+        .defaults(defaults.unwrap_or_else(|| Table::new().into()))
+        .unwrap_or_default();
     let mut contracts = Contracts {
         by_dsp: HashMap::default(),
         by_name: HashMap::default(),
-        unlisted: defaults.clone().unwrap_or_default(),
+        unlisted: defaults.clone(),
         limits: Arc::new(NO_LIMITS),
         privacy: privacy.and_then(|privacy| reader.privacy(privacy)),
     };
@@ -198,11 +198,13 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
     let count = dsps.len();
     for (key, value) in dsps {
-        if let Some((dsp_id, contract)) = reader.dsp(&key, value, defaults.as_ref()) {
-            let name = contract.name.to_lowercase();
-            if !name.is_empty() && contracts.by_name.insert(name, dsp_id).is_some() {
-                let what = format!("another DSP has the name `{}`", contract.name);
-                reader.tables.error(&format!("dsp.{key}.name"), what);
+        if let Some((dsp_id, contract)) = reader.dsp(&key, value, &defaults, are_complete) {
+            for name in contract.names.iter() {
+                let other = contracts.by_name.insert(name.to_lowercase(), dsp_id);
+                if other.is_some_and(|other| other != dsp_id) {
+                    let what = format!("another DSP has the name `{name}`");
+                    reader.tables.error(&format!("dsp.{key}.name"), what);
+                }
             }
             contracts.by_dsp.insert(dsp_id, contract);
         }
@@ -231,34 +233,42 @@ struct Reader {
 }
 
 impl Reader {
-    /// The contract of unlisted DSPs; `None` if its table is invalid.
-    fn defaults(&mut self, value: Value) -> Option<Contract> {
-        let table: ContractTable = self.tables.table("defaults", value, &[])?;
-        if table.name.is_some() {
-            let what = "names one DSP: set it in [dsp.ID]";
-            self.tables.error("defaults.name", what);
-        }
-        if table.vendor.is_some() {
-            let what = "is the id of one DSP: set it in [dsp.ID]";
-            self.tables.error("defaults.vendor", what);
-        }
-        if table.limit.is_some() {
-            let what =
-                "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs";
-            self.tables.error("defaults.limit", what);
+    /// The contract of unlisted DSPs, and whether its table is complete; `None` if it cannot be read.
+    fn defaults(&mut self, value: Value) -> Option<(Contract, bool)> {
+        let (table, is_complete): (ContractTable, _) =
+            self.tables.valid_part("defaults", value, &[])?;
+        let of_one = "one DSP: set it in [dsp.ID]";
+        let limits =
+            "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs";
+        for (key, is_set, what) in [
+            ("name", table.name.is_some(), &*format!("names {of_one}")),
+            ("names", table.names.is_some(), &format!("names {of_one}")),
+            (
+                "vendor",
+                table.vendor.is_some(),
+                &format!("is the id of {of_one}"),
+            ),
+            ("limit", table.limit.is_some(), limits),
+        ] {
+            if is_set {
+                self.tables.error(&format!("defaults.{key}"), what);
+            }
         }
         let has_redirect = table.redirect.is_some();
         let contract = self.apply("defaults", table, &Contract::default());
-        self.check_redirect("defaults", &contract, has_redirect);
-        Some(contract)
+        if is_complete {
+            self.check_redirect("defaults", &contract, has_redirect);
+        }
+        Some((contract, is_complete))
     }
 
-    /// The contract of a DSP; `None` if it is invalid, or if its defaults are.
+    /// The contract of a DSP; `None` if it cannot be read.
     fn dsp(
         &mut self,
         key: &str,
         value: Value,
-        defaults: Option<&Contract>,
+        defaults: &Contract,
+        are_complete: bool,
     ) -> Option<(u32, Contract)> {
         let path = format!("dsp.{}", key.escape_debug());
         // Only the canonical form: `017` would be a second table of the same DSP.
@@ -270,12 +280,13 @@ impl Reader {
             let what = "invalid DSP id: use a number from 1 to 4294967295, as in [dsp.17]";
             self.tables.error(&path, what);
         }
-        let mut table: ContractTable = self.tables.table(&path, value, &[])?;
+        let (mut table, is_complete): (ContractTable, _) =
+            self.tables.valid_part(&path, value, &[])?;
         let limit = table.limit.take();
         let own = |key| format!("{path}.{key}");
         let (has_redirect, has_origins) = (table.redirect.is_some(), table.origins.is_some());
         let has_macros = table.uid_macro.is_some();
-        let contract = self.apply(&path, table, defaults.unwrap_or(&Contract::default()));
+        let contract = self.apply(&path, table, defaults);
         if let Some(limit) = limit {
             let name = match &*contract.name {
                 "" => key,
@@ -283,7 +294,10 @@ impl Reader {
             };
             self.add_limit(&own("limit"), key, name, limit);
         }
-        defaults?;
+        if !(is_complete && are_complete) {
+            // These checks would report the effects of the errors.
+            return Some((dsp_id?, contract));
+        }
         self.check_redirect(&path, &contract, has_redirect);
         for (is_useless, key, needed) in [
             (
@@ -310,14 +324,10 @@ impl Reader {
         Some((dsp_id?, contract))
     }
 
-    /// The privacy settings; `None` if they are invalid. Each key is also read alone, so that all errors are reported.
+    /// The privacy settings; `None` if they cannot be read.
     fn privacy(&mut self, value: Value) -> Option<privacy::Config> {
-        let keys = value.as_table().into_iter().flatten();
-        let single = keys.map(|(key, value)| Table::from_iter([(key.clone(), value.clone())]));
-        let mut read = |table: Value| self.tables.table("privacy", table, &[]);
-        let invalid = single.filter(|table| read(table.clone().into()).is_none());
-        let is_valid = invalid.count() == 0;
-        let config: Option<privacy::Config> = is_valid.then(|| read(value)).flatten();
+        let read: Option<(privacy::Config, _)> = self.tables.valid_part("privacy", value, &[]);
+        let config = read.map(|(config, _)| config);
         let header = config.as_ref().and_then(|it| it.country_header.as_ref());
         if let Some(name) = header.filter(|name| http::HeaderName::try_from(*name).is_err()) {
             let what = format!("invalid header name {name:?}");
@@ -351,16 +361,20 @@ impl Reader {
     ///
     /// # Errors
     /// All errors of the file.
-    fn limits(self) -> Result<Rules, ConfigErrors> {
-        if self.limits.is_empty() {
-            return self.tables.finish(NO_LIMITS);
-        }
-        let rules = Rules::read(self.limits, self.tables)?;
-        let errors = dsp_limits::check(&rules);
-        if errors.is_empty() {
-            Ok(rules)
-        } else {
-            Err(ConfigErrors(errors))
+    fn limits(mut self) -> Result<Rules, ConfigErrors> {
+        let mut errors = self.tables.take_errors();
+        let rules = match self.limits.is_empty() {
+            true => Ok(NO_LIMITS),
+            false => Rules::read(self.limits, self.tables),
+        };
+        errors.extend(match &rules {
+            Ok(rules) if !rules.limits.is_empty() => dsp_limits::check(rules),
+            Ok(_) => Vec::new(),
+            Err(ConfigErrors(errors)) => errors.clone(),
+        });
+        match errors.is_empty() {
+            true => rules,
+            false => Err(ConfigErrors(errors)),
         }
     }
 
@@ -377,6 +391,7 @@ impl Reader {
     fn apply(&mut self, path: &str, table: ContractTable, defaults: &Contract) -> Contract {
         let ContractTable {
             name,
+            names,
             state,
             vendor,
             uid_bytes_max,
@@ -401,10 +416,18 @@ impl Reader {
         contract.refuse = refuse.unwrap_or(contract.refuse);
         contract.answer = answer.unwrap_or(contract.answer);
         contract.refused = refused.unwrap_or(contract.refused);
-        if let Some(name) = name {
-            checked("name", check_name(&name));
-            contract.name = name;
+        let names = names.unwrap_or_default();
+        let error = format!("too many names: the maximum is {NAMES_MAX}");
+        checked("names", check(names.len() <= NAMES_MAX, error));
+        for (key, names) in [("name", name.as_slice()), ("names", &names)] {
+            for name in names {
+                checked(key, check_name(name));
+            }
         }
+        let names = names.into_iter().filter(|it| Some(it) != name.as_ref());
+        let names: Arc<[String]> = name.iter().cloned().chain(names).collect();
+        contract.name = names.first().cloned().unwrap_or_default();
+        contract.names = names;
         if let Some(max) = uid_bytes_max {
             let is_valid = (1..=BUYER_UID_BYTES_MAX).contains(&max);
             let error = format!("out of range: use 1 to {BUYER_UID_BYTES_MAX}");
@@ -441,51 +464,10 @@ impl Reader {
         }
         if let Some(origins) = origins {
             for origin in &origins {
-                checked("origins", check_origin(origin));
+                checked("origins", origin::check(origin));
             }
             contract.origins = origins.into();
         }
         contract
     }
-}
-
-fn compiled(pattern: &str) -> Result<Regex, String> {
-    let mut builder = RegexBuilder::new(pattern);
-    builder
-        .size_limit(PATTERN_BYTES_MAX)
-        .dfa_size_limit(PATTERN_BYTES_MAX);
-    builder.build().map_err(|error| match error {
-        regex::Error::CompiledTooBig(_) => "is too complex".to_owned(),
-        // The lines before the last one show the position in the pattern.
-        error => {
-            let text = error.to_string();
-            let reason = text.lines().last().unwrap_or_default();
-            format!("invalid pattern: {}", reason.trim_start_matches("error: "))
-        }
-    })
-}
-
-fn check_name(name: &str) -> Result<(), String> {
-    let is_valid = name.chars().count() <= NAME_CHARS_MAX && ids::is_printable_name(name);
-    let error = format!(
-        "invalid name: use 1 to {NAME_CHARS_MAX} printable characters, without a space at either end"
-    );
-    check(is_valid, error)
-}
-
-/// Checks an origin as browsers send it.
-fn check_origin(origin: &str) -> Result<(), String> {
-    let authority = origin
-        .strip_prefix("https://")
-        .or_else(|| origin.strip_prefix("http://"));
-    let is_allowed =
-        |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b':' | b'[' | b']');
-    let is_valid = authority.is_some_and(|it| !it.is_empty() && it.bytes().all(is_allowed));
-    let error =
-        format!("invalid origin `{origin}`: write https://HOST in lower case, without a path");
-    check(is_valid, error)
-}
-
-fn check(is_valid: bool, error: impl Into<String>) -> Result<(), String> {
-    is_valid.then_some(()).ok_or_else(|| error.into())
 }

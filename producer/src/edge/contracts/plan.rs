@@ -59,9 +59,9 @@ fn limit_of<'a>(rules: &'a Rules, dsp: &str) -> &'a str {
 }
 
 fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] {
-    let name = match &*contract.name {
-        "" => "-",
-        name => name,
+    let name = match &*contract.names {
+        [] => "-".to_owned(),
+        names => names.join(", "),
     };
     let vendor = contract.vendor;
     let mut ids = format!("up to {} bytes", contract.uid_bytes_max);
@@ -84,7 +84,7 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
     };
     [
         dsp,
-        name.to_owned(),
+        name,
         vendor.map_or("-".to_owned(), |vendor| vendor.to_string()),
         contract.state.name().to_owned(),
         ids,

@@ -35,9 +35,18 @@ async fn browser_follows_redirects_opts_out_and_keeps_minted_cookies_if_it_may()
     let file = dir.path().join("contracts.toml");
     fs::write(&file, contracts(partners))?;
     let file = file.display().to_string();
+    let publisher = format!("https://publisher.example:{partners}");
     let start = async |uid: &str| {
         let tls = ["--http-tls-cert", &certificate, "--http-tls-key", &key];
-        let flags = ["--contracts", &file, "--opt-out", "--uid", uid];
+        let flags = [
+            "--contracts",
+            &file,
+            "--opt-out",
+            "--uid",
+            uid,
+            "--opt-out-frame-origin",
+            &publisher,
+        ];
         Producer::start(&dir, &[&tls[..], &flags].concat()).await
     };
     let producer = start("mint").await?;
@@ -58,8 +67,8 @@ async fn browser_follows_redirects_opts_out_and_keeps_minted_cookies_if_it_may()
         &partners.to_string(),
     ];
     browser::run("browser.py", &chromium, &arguments).await?;
-    // Seven matches and one deletion: matches that no browser confirms are not fanned out.
+    // Eight matches and two deletions: matches that no browser confirms are not fanned out.
     let received = consumer.metrics().await?.count(names::RECEIVED, &[]);
-    assert_eq!((received, consumer.lost().await?), (8, 0));
+    assert_eq!((received, consumer.lost().await?), (10, 0));
     Ok(())
 }

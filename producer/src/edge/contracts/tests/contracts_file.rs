@@ -48,21 +48,119 @@ uid_macro = ['']
 ";
     let expected = [
         "line 1: the file: unknown key `unknwon_dsps`: did you mean `unknown_dsps`?",
+        "line 2: redirect_hosts: `10.0.0.1` is an IP address",
         "line 4: defaults.name: names one DSP",
         "line 5: defaults.uid_bytes_max: out of range: use 1 to 256",
         "line 23: dsp.017: invalid DSP id",
         "line 8: dsp.17.uid_pattern: invalid pattern: unclosed group",
+        "line 9: dsp.17.redirect: host `evil.example` is not in redirect_hosts",
         "line 10: dsp.17.origins: invalid origin `https://a.example/path`",
         "line 9: dsp.17.redirect: has no effect without answer = \"redirect\"",
         "line 10: dsp.17.origins: has no effect without answer = \"json\"",
         "line 14: dsp.18: unknown key `uid_patern`: did you mean `uid_pattern`?",
+        "line 12: dsp.18.name: another DSP has the name `same`",
         "line 17: dsp.19.state: unknown value `alowed`: did you mean `allowed`?",
+        "line 16: dsp.19.name: another DSP has the name `same`",
         "line 22: dsp.20.uid_macro: contains an empty string",
         "line 20: dsp.20.answer: \"redirect\" needs a URL",
         "line 22: dsp.20.uid_macro: has no effect without \"macro\" in refuse",
         "line 19: dsp.20.name: another DSP has the name `same`",
     ];
     check_errors(text, &expected);
+}
+
+#[test]
+fn unknown_key_and_invalid_value_hide_no_other_error() {
+    let text = "unkown = 1
+redirect_hosts = ['10.0.0.1']
+[privacy]
+mod = 'observe'
+gpc = 'never'
+[privacy.us]
+sal = 'deny'
+sharing = 'no'
+[defaults]
+unkown = 1
+ttl = '0s'
+[dsp.17]
+unkown = 1
+also_unkown = 2
+anwser = 'json'
+origins = ['https://a.example/']
+state = 'alowed'
+vendor = 0
+uid_bytes_max = 257
+limit = { rules = [ { id = 'one', rate = '1/s', brust = 1, count_refused = 3 } ], mod = 'shape' }
+[limits.b]
+rules = [ { id = '', rate = '1/s', brust = 1 } ]
+";
+    let expected = [
+        "line 1: the file: unknown key `unkown`",
+        "line 2: redirect_hosts: `10.0.0.1`",
+        "line 10: defaults: unknown key `unkown`",
+        "line 11: defaults.ttl: ",
+        "line 4: privacy: unknown key `mod`: did you mean `mode`?",
+        "line 5: privacy.gpc: unknown value `never`",
+        "line 7: privacy.us: unknown key `sal`: did you mean `sale`?",
+        "line 8: privacy.us.sharing: unknown value `no`",
+        "line 13: dsp.17: unknown key `unkown`",
+        "line 14: dsp.17: unknown key `also_unkown`",
+        "line 15: dsp.17: unknown key `anwser`: did you mean `answer`?",
+        "line 17: dsp.17.state: unknown value `alowed`",
+        "line 18: dsp.17.vendor: invalid value: integer `0`",
+        "line 19: dsp.17.uid_bytes_max: out of range",
+        "line 16: dsp.17.origins: invalid origin",
+        "line 20: dsp.17.limit.rules[0]: unknown key `brust`",
+        "line 20: dsp.17.limit.rules[0].count_refused: ",
+        "line 20: dsp.17.limit: unknown key `mod`",
+        "line 22: limits.b.rules[0]: unknown key `brust`",
+        "line 22: limits.b.rules[0].id: invalid name",
+    ];
+    let mut errors = file::parse(text).unwrap_err().0;
+    let mut expected = expected.to_vec();
+    for expected in std::mem::take(&mut expected) {
+        let found = errors.iter().position(|it| it.starts_with(expected));
+        errors.remove(found.unwrap_or_else(|| panic!("no {expected:?} in {errors:#?}")));
+    }
+    assert_eq!(errors, [""; 0]);
+    let limits = "[dsp.17]\nunkown = 1\n[limits.a]\nrules = [ { id = 'one', rate = '1/s' } ]";
+    check_errors(
+        limits,
+        &[
+            "unknown key `unkown`",
+            "limits.a: invalid DSP",
+            "unknown: set the limit",
+        ],
+    );
+}
+
+#[test]
+fn names_are_unique_among_dsps_and_bounded() {
+    let text = "[dsp.17]\nnames = ['AppNexus', 'adnxs', 'adnxs']\n[dsp.18]\nname = 'b'\nnames = ['b', 'c']\n";
+    let contracts = file::parse(text).unwrap();
+    for (name, dsp) in [("appnexus", 17), ("adnxs", 17), ("b", 18), ("c", 18)] {
+        assert_eq!(contracts.by_name[name], dsp);
+    }
+    assert_eq!(
+        (&*contracts.of(17).name, &*contracts.of(18).name),
+        ("AppNexus", "b")
+    );
+    assert!(
+        contracts.to_string().contains("\n18        b, c  "),
+        "{contracts}"
+    );
+    check_errors(
+        &format!(
+            "{text}[dsp.19]\nname = 'x'\nnames = ['ADNXS', '']\n[defaults]\nnames = ['all']\n[dsp.20]\nnames = {:?}",
+            vec!["n"; 65]
+        ),
+        &[
+            "line 10: defaults.names: names one DSP",
+            "line 8: dsp.19.names: invalid name",
+            "line 7: dsp.19.name: another DSP has the name `ADNXS`",
+            "line 12: dsp.20.names: too many names: the maximum is 64",
+        ],
+    );
 }
 
 #[test]

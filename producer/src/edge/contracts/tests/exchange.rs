@@ -66,7 +66,7 @@ pub(super) fn exchange_with(contracts: &str, request: &str, headers: &str) -> Ex
 
 /// A producer, and the position of the next record in its log.
 pub(super) struct Producer {
-    edge: Edge,
+    pub(super) edge: Edge,
     registry: Registry,
     log: Log,
 }
@@ -101,12 +101,13 @@ impl Producer {
         let (head, headers) = head::parse(bytes.as_bytes(), &mut storage)
             .unwrap()
             .unwrap();
-        let outcome = edge.handle(&head, headers, &mut read).unwrap();
+        let (outcome, origin) = edge.handle(&head, headers, &mut read).unwrap();
         let mut responses = Responses::default();
         responses.set_time(SystemTime::UNIX_EPOCH);
         let options = ResponseOptions {
             head: head.method == "HEAD",
             close: false,
+            origin,
         };
         responses.write(outcome, options, read.output);
         edge.append(&mut read).unwrap();

@@ -1,7 +1,6 @@
 //! Tests of user ids for new browsers.
 
 use super::*;
-use crate::edge::mint::UidMode;
 
 /// The value of a header of a response.
 #[track_caller]

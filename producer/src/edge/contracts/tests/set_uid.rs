@@ -1,7 +1,6 @@
 //! Tests of `/setuid`, with the cases of Prebid Server.
 
 use super::*;
-use crate::edge::mint::UidMode;
 
 /// Consent strings: of 2021, to purpose 1 and vendor 2; without purpose 1; and of version 1.
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
@@ -51,6 +50,20 @@ fn check_status(contracts: &str, query: &str, status: u16, recorded: &str) {
     assert_eq!(exchange.status()[..3], status.to_string(), "{query}");
     let expected = Some(recorded).filter(|it| !it.is_empty());
     assert_eq!(exchange.recorded, Vec::from_iter(expected), "{query}");
+}
+
+#[test]
+fn bidder_is_any_name_of_a_dsp() {
+    let contracts = "[dsp.17]\nname = 'xandr'\nnames = ['AppNexus', 'adnxs']\n";
+    for bidder in ["xandr", "appnexus", "ADNXS"] {
+        check_status(
+            contracts,
+            &format!("bidder={bidder}&uid=1"),
+            200,
+            "u/1 17 1",
+        );
+    }
+    check_status(contracts, "bidder=other&uid=1", 400, "");
 }
 
 #[test]

@@ -142,8 +142,8 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_edge_requests_total",
         "outcome",
-        "`accepted`; `uid_minted` (redirect that sets a user id); `opted_out`; `optout_…` (opt-out page); otherwise \
-         [the reason for rejection](runbook.md#highrejectrate)",
+        "`accepted`; `uid_minted` (redirect that sets a user id); `opted_out`; `optout_…` (opt-out page); \
+         `preflight` (a script may send its request); otherwise [the reason for rejection](runbook.md#highrejectrate)",
     ),
     label(
         "producer_privacy_total",
