@@ -107,8 +107,77 @@ fn macros_are_found_by_their_form() {
         "__ABC__",
         "%7bUID%7d",
         "a%24%7BUID%7D",
+        "id_$(UID)",
+        "a{{ user.id }}b",
+        "a[[UID]]",
+        "a<%=uid%>",
     ];
     check(&macros, Some(Flaw::Macro));
+}
+
+#[test]
+fn delimiters_are_repeated_and_mixed() {
+    let macros = [
+        "{UID}",
+        "{{ uid }}",
+        "{{.UID}}",
+        "{{{uid}}}",
+        "{{- uid -}}",
+        "{{ uid | upper }}",
+        "{{ user['id'] }}",
+        "{{+uid+}}",
+        "{%UID%}",
+        "{$UID}",
+        "{$user.id}",
+        "[ UID ]",
+        "[[UID]]",
+        "[%UID%]",
+        "(UID)",
+        "((uid))",
+        "$(UID)",
+        "$[UID]",
+        "${{UID}}",
+        "$$UID$$",
+        "$uid",
+        "%{UID}",
+        "%(uid)s%",
+        "%%UID%%",
+        "%UID%",
+        "#UID",
+        "#UID#",
+        "##UID##",
+        "##uid##",
+        "@UID",
+        "@@UID@@",
+        "@@uid@@",
+        "@{UID}",
+        "*UID*",
+        "*|UID|*",
+        "*|uid|*",
+        "|UID|",
+        "~UID~",
+        "~~uid~~",
+        "!UID!",
+        "^UID^",
+        "<<UID>>",
+        "<%=uid%>",
+        "<%= @uid %>",
+        "<?= $uid ?>",
+        "<!--UID-->",
+        "\\{UID\\}",
+    ];
+    for text in macros {
+        for quoted in [
+            text.to_owned(),
+            format!("\"{text}\""),
+            format!("'{text}'"),
+            format!(" {text} "),
+            format!("\u{201c} {text}\u{201d}"),
+            format!("`{text}"),
+        ] {
+            check(&[&quoted, &encoded(&quoted)], Some(Flaw::Macro));
+        }
+    }
 }
 
 #[test]
@@ -136,6 +205,17 @@ fn values_that_resemble_macros_are_ids() {
         "buyeruid",
         "100%",
         "%s%s",
+        "\"{AF9619FF-8B86-D011-B42D-00C04FC964FF}\"",
+        "a||b||c",
+        "a#b#c",
+        "~abc",
+        "ab~",
+        "*abc*",
+        "ü",
+        "(1)",
+        "'1",
+        "a b",
+        "{\"id\":\"x\"}",
     ];
     check(&ids, None);
 }
@@ -158,7 +238,35 @@ fn sentinels_are_found() {
         "{00000000000000000000000000000000}",
         "[object Object]",
         "%5Bobject%20Object%5D",
+        "N/A",
     ];
+    check(
+        &["\"\"", "''", " ", "\u{a0}\u{ab}\u{bb}", "%22%22"],
+        Some(Flaw::Sentinel),
+    );
+    for text in sentinels {
+        for (open, close) in [
+            ("\"", "\""),
+            ("'", "'"),
+            ("`", ""),
+            (" ", " "),
+            ("", "\u{a0}"),
+            ("(", ")"),
+            ("[ ", " ]"),
+            ("{", "}"),
+            ("<", ">"),
+            ("«", "»"),
+            ("“", "”"),
+            ("\"{", "}\""),
+            ("*|", "|*"),
+        ] {
+            let text = format!("{open}{text}{close}");
+            check(&[&text], Some(Flaw::Sentinel));
+            if !text.contains('%') {
+                check(&[&encoded(&text)], Some(Flaw::Sentinel));
+            }
+        }
+    }
     check(&sentinels, Some(Flaw::Sentinel));
     let ids = [
         "01",
