@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use divan::{Bencher, black_box, counter::ItemsCount};
 use producer::edge::{
     contracts::file,
-    privacy::{Config, Outcome},
+    privacy::{Config, Outcome, RefuseWhen},
     query::{Query, Scratch},
     redirect::Template,
 };
@@ -108,7 +108,7 @@ fn privacy(bencher: Bencher<'_, '_>, signal: Signal) {
             let mut scratch = Scratch::default();
             let signals = Query::parse(black_box(&query), &mut scratch).signals;
             assert_eq!(
-                config.decide(&signals, config.host_vendor),
+                config.decide(&signals, config.host_vendor, &RefuseWhen::default()),
                 Outcome::Allowed
             );
         }

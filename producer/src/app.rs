@@ -164,6 +164,9 @@ impl App {
         });
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, file, contracts)?;
+        if config.dsps.accept_placeholders {
+            edge.dsps.accept_placeholders();
+        }
         let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,

@@ -37,7 +37,7 @@ use self::{
     answer::Answer,
     browser_cookies::BrowserCookies,
     connection::EdgeConnection,
-    contracts::{Contract, Contracts, State},
+    contracts::State,
     dsps::{KnownDsps, Tally},
     head::Head,
     mint::UidMode,
@@ -207,41 +207,43 @@ impl Edge {
         let (buyer_uid, cookie) = match found {
             Ok(found) => found,
             Err(rejection) => {
-                let invalid =
-                    contract.map(|it| it.refusal_of_invalid(rejection, stated.buyer_uid.sent));
-                let rejection = invalid.unwrap_or(rejection);
+                let sent = stated.buyer_uid.sent;
+                let rejection = contract.refusal_of_invalid(rejection, sent);
                 read.tally.rejected(Some(dsp_id), rejection);
-                let answer = match (rejection, contract) {
-                    (Rejection::BuyerMacro, Some(contract)) => {
-                        contract.begin_refusal(format, read.output)
-                    }
+                let answer = match rejection {
+                    Rejection::BuyerMacro => contract.begin_refusal(format, read.output),
                     // Prebid Server accepts an empty uid, and deletes the match.
-                    (Rejection::BuyerEmpty, _) => format.inspect(|it| it.begin(read.output)),
+                    Rejection::BuyerEmpty => format.inspect(|it| it.begin(read.output)),
                     _ => None,
                 };
                 return Outcome::Rejected(rejection, answer);
             }
         };
-        let refusal = contract.and_then(|it| it.refusal(buyer_uid));
-        if let (Some(contract), Some(rejection)) = (contract, refusal)
+        let refusal = contract.refusal(buyer_uid);
+        if let Some(rejection) = refusal
             && contract.state != State::Observe
         {
             read.tally.rejected(Some(dsp_id), rejection);
             let answer = contract.begin_refusal(format, read.output);
             return Outcome::Rejected(rejection, answer);
         }
-        let gate = read.known.contracts().and_then(Contracts::privacy);
+        let contracts = read.known.contracts();
+        let gate = contracts.and_then(|it| it.gate(contract));
         let reads_opt_out = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
         let opted_out = reads_opt_out && self.has_opted_out(headers);
         let mut observed = None;
-        if let (Some(contract), Some(gate)) = (contract, gate) {
+        if let Some(gate) = gate {
             let signals = Signals {
                 opted_out,
                 ..query.signals.with_headers(headers, gate)
             };
-            let outcome = gate.decide(&signals, contract.vendor);
+            let outcome = gate.decide(&signals, contract.vendor, &contract.refuse_when);
             self.metrics.privacy[outcome as usize].inc();
-            if gate.refuses(outcome) {
+            let is_refused = match outcome {
+                privacy::Outcome::DspRule => contract.state != State::Observe,
+                outcome => gate.refuses(outcome),
+            };
+            if is_refused {
                 let (rejection, answer) = match format {
                     None => {
                         let answer = contract.begin_refusal(None, read.output);
@@ -256,8 +258,7 @@ impl Edge {
         }
         if opted_out {
             read.tally.rejected(Some(dsp_id), Rejection::OptedOut);
-            let begin = |it: &Contract| it.begin_answer_without_ids(None, read.output);
-            let answer = contract.map(begin).unwrap_or_default();
+            let answer = contract.begin_answer_without_ids(None, read.output);
             return Outcome::Rejected(Rejection::OptedOut, Some(answer));
         }
         let Some(cookie) = cookie else {
@@ -268,9 +269,8 @@ impl Edge {
         }
         read.tally.accepted(dsp_id);
         read.batch.push(&cookie);
-        let begin = |it: &Contract| it.begin_answer(format, &cookie, &query.signals, read.output);
-        let answer = contract.map(begin).or(format);
-        Outcome::Accepted(answer.unwrap_or_default())
+        let signals = &query.signals;
+        Outcome::Accepted(contract.begin_answer(format, &cookie, signals, read.output))
     }
 
     /// Gives a browser a user id. Privacy signals can prevent it, even in mode `observe` (then `observed` is set).
@@ -294,9 +294,11 @@ impl Edge {
         let (rejection, answer) = match redirected {
             Ok(()) => (Rejection::UserMinted, Some(Answer::Redirect)),
             Err(rejection) => {
-                let refused = contract.filter(|_| rejection == Rejection::UserNotKept);
-                let begin = |it: &Contract| it.begin_refusal(format, read.output);
-                (rejection, refused.and_then(begin))
+                let answer = match rejection {
+                    Rejection::UserNotKept => contract.begin_refusal(format, read.output),
+                    _ => None,
+                };
+                (rejection, answer)
             }
         };
         read.tally.rejected(Some(dsp_id), rejection);

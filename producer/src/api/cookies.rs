@@ -96,9 +96,9 @@ impl Intake for Cookies<'_> {
             return Err(bulk::FORBIDDEN_DSP);
         }
         let contract = self.known.contract(row.d);
-        let refusal = contract.and_then(|contract| contract.refusal(&row.b));
+        let refusal = contract.refusal(&row.b);
         if let Some(rejection) = refusal
-            && !contract.is_some_and(|it| it.state == contracts::State::Observe)
+            && contract.state != contracts::State::Observe
         {
             return Err(rejection.label());
         }

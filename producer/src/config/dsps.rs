@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use runtime::{
     connect::credentials::load_files,
     reload::NamedFile,
-    settings::{CONTENTS, ConfigErrors},
+    settings::{BOOLEAN, CONTENTS, ConfigErrors},
 };
 
 use crate::{
@@ -17,12 +17,16 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// TOML file with DSP contracts: permitted buyer uids, responses and rate limits [default: none; all DSPs and buyer uids are accepted]
+    /// TOML file with DSP contracts: permitted buyer uids, responses and rate limits [default: none; all DSPs are accepted]
     ///
     /// The file is reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series. Validate a
     /// file with `producer contracts check FILE`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     contracts: String,
+
+    /// Accept macros that were not replaced, and other placeholders, as buyer uids. With --contracts, use `refuse` in the file
+    #[arg(long, value_name = BOOLEAN)]
+    accept_placeholders: bool,
 
     /// File in which the producer saves cookies queued by DSP limits when it stops [default: none; at shutdown, queued cookies are
     /// released regardless of their limits]
@@ -37,6 +41,8 @@ pub(super) struct DspsArgs {
 pub struct DspsConfig {
     /// The contracts file.
     pub contracts: Option<ContractsFile>,
+    /// Without a contracts file, whether placeholders are buyer uids.
+    pub accept_placeholders: bool,
     /// The file that stores queued cookies while the producer is stopped.
     pub(crate) limits_spool: Option<PathBuf>,
 }
@@ -68,7 +74,11 @@ impl DspsArgs {
             }
         }
         let file = NamedFile::from_flag("--contracts", &self.contracts);
+        if self.accept_placeholders && file.is_some() {
+            errors.add("--accept-placeholders: has no effect with --contracts: set `refuse = []` in the file");
+        }
         DspsConfig {
+            accept_placeholders: self.accept_placeholders,
             contracts: file.and_then(|file| load_files(errors, File::new(file))),
             limits_spool: spool,
         }

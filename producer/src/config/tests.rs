@@ -199,3 +199,19 @@ fn certificate_without_key_and_key_without_certificate_are_errors() {
         assert!(error.contains(&expected), "no {expected:?} in: {error}");
     }
 }
+
+#[test]
+fn placeholders_are_accepted_only_without_contracts() {
+    let config = load(&["--accept-placeholders"]).unwrap();
+    assert!(config.dsps.accept_placeholders);
+    assert!(!load(&[]).unwrap().dsps.accept_placeholders);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "[dsp.17]").unwrap();
+    let contracts = format!("--contracts={}", file.path().display());
+    let error = load(&["--accept-placeholders", &contracts]).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("--accept-placeholders: has no effect")
+    );
+}

@@ -1,7 +1,7 @@
 //! Contracts of DSPs: a contract defines which buyer uids a DSP may send, and how its requests are answered.
 //! [`file`](mod@file) reads contracts.
 //!
-//! Contracts cost each request one lookup and the check of its buyer uid. Without contracts, the cost is one comparison.
+//! Contracts cost each request one lookup and the check of its buyer uid. Without a file, all DSPs have the default contract.
 
 pub mod file;
 mod plan;
@@ -32,7 +32,8 @@ pub struct Contracts {
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
     pub(crate) limits: Arc<Rules>,
-    privacy: Option<privacy::Config>,
+    /// In mode `off` without a table.
+    privacy: privacy::Config,
 }
 
 /// The contract of one DSP, or of all unlisted DSPs.
@@ -46,6 +47,8 @@ pub struct Contract {
     pub state: State,
     /// Id in the vendor list of the IAB.
     pub vendor: Option<NonZeroU16>,
+    /// Where the DSP must not sync.
+    pub(super) refuse_when: privacy::RefuseWhen,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
     /// Macros of this DSP that look like an id.
@@ -106,6 +109,7 @@ impl Default for Contract {
             names: Arc::default(),
             state: State::default(),
             vendor: None,
+            refuse_when: privacy::RefuseWhen::default(),
             uid_bytes_max: BUYER_UID_BYTES_MAX,
             uid_pattern: None,
             uid_macro: Arc::default(),
@@ -127,8 +131,13 @@ impl Contracts {
 
     /// The settings of the privacy check; `None` if it is off.
     pub fn privacy(&self) -> Option<&privacy::Config> {
-        let privacy = self.privacy.as_ref();
-        privacy.filter(|privacy| privacy.mode != privacy::Mode::Off)
+        (self.privacy.mode != privacy::Mode::Off).then_some(&self.privacy)
+    }
+
+    /// The settings that decide about the matches of a DSP; `None` if neither the privacy check nor a rule of the DSP does.
+    pub(super) fn gate(&self, contract: &Contract) -> Option<&privacy::Config> {
+        let has_rule = contract.refuse_when != privacy::RefuseWhen::default();
+        self.privacy().or(has_rule.then_some(&self.privacy))
     }
 
     /// The times to live, for the nodes.
@@ -166,6 +175,11 @@ impl Contracts {
 }
 
 impl Contract {
+    /// Accepts macros and sentinels as buyer uids.
+    pub(super) fn accept_placeholders(&mut self) {
+        self.refuse.clear();
+    }
+
     /// Why the contract does not permit a match with this buyer uid; `None` if it does.
     pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
         match self.state {

@@ -82,9 +82,10 @@ impl KnownDsps {
         self.0.contracts.as_deref()
     }
 
-    /// The contract that applies to a DSP; `None` without contracts.
-    pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
-        Some(self.contracts()?.of(dsp_id))
+    /// The contract that applies to a DSP.
+    pub fn contract(&self, dsp_id: u32) -> &Contract {
+        let contracts = self.contracts();
+        contracts.map_or(&self.0.without_file, |it| it.of(dsp_id))
     }
 }
 
@@ -93,6 +94,8 @@ impl KnownDsps {
 struct DspTable {
     version: usize,
     contracts: Option<Arc<Contracts>>,
+    /// The contract of all DSPs without a contracts file.
+    without_file: Contract,
     /// 1 at the start, incremented by each reload; 0 without contracts.
     contracts_version: u64,
     /// Listed DSPs, or without a list the first DSPs seen.
@@ -291,6 +294,12 @@ impl Dsps {
         let error = error.map(|error| format!(", but the newest version is invalid: {error}"));
         let version = self.shared.table().contracts_version;
         let error = error.unwrap_or_default();
+    /// Without a contracts file, accepts macros and sentinels as buyer uids.
+    pub fn accept_placeholders(&self) {
+        let shared = &*self.shared;
+        shared.change(|table| table.without_file.accept_placeholders());
+    }
+
         Some(format!("version {version} is active{error}"))
     }
 

@@ -1,7 +1,7 @@
 //! The privacy check, or gate: decides whether the signals of a request allow a match to be stored.
 //!
 //! [`Signals`] are the parts of a request that the gate reads: the opt-out cookie, `Sec-GPC`, the country that a trusted
-//! proxy reports, and the query parameters `gdpr`, `gdpr_consent`, `gpp`, `gpp_sid` and `us_privacy`. [`Config::decide`]
+//! proxy reports, and the query parameters `coppa`, `gdpr`, `gdpr_consent`, `gpp`, `gpp_sid` and `us_privacy`. [`Config::decide`]
 //! is a pure function from signals to an [`Outcome`]. Only the outcome leaves the gate. `Signals` has no `Debug`, so that
 //! it cannot be logged.
 //!
@@ -30,7 +30,8 @@ mod us;
 
 pub use self::{
     config::{
-        Action, Config, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, Mode, Sections, Us,
+        Action, Config, Coppa, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, Mode,
+        RefuseWhen, Sections, Us,
     },
     outcome::Outcome,
     signals::Signals,

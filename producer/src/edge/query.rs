@@ -123,6 +123,7 @@ impl<'a> Query<'a> {
             "uid" => return self.uid = self.uid.or(Some(value)),
             "f" => return self.format = self.format.or(Some(value)),
             super::mint::MARKER => return self.is_redirected = true,
+            "coppa" => &mut signals.coppa,
             "gdpr" => &mut signals.gdpr,
             "gdpr_consent" => &mut signals.gdpr_consent,
             "gpp" => &mut signals.gpp,

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use producer::edge::{
-    privacy::{Action, Config, Outcome, Signals},
+    privacy::{Action, Config, Outcome, RefuseWhen, Signals},
     query::{Query, Scratch},
 };
 
@@ -25,10 +25,11 @@ pub fn privacy(bytes: &[u8]) {
         ..config.clone()
     };
     let dsp = NonZeroU16::new(21);
+    let rule = RefuseWhen::default();
     let mut scratch = Scratch::default();
     let signals = Query::parse(query, &mut scratch).signals;
-    let outcome = config.decide(&signals, dsp);
-    let tolerated = tolerant.decide(&signals, dsp);
+    let outcome = config.decide(&signals, dsp, &rule);
+    let tolerated = tolerant.decide(&signals, dsp, &rule);
     assert_ne!(tolerated, Outcome::Malformed);
     if outcome != Outcome::Malformed {
         assert_eq!(tolerated, outcome);
@@ -52,7 +53,7 @@ pub fn privacy(bytes: &[u8]) {
         .collect();
     let mut scratch = Scratch::default();
     let escaped = Query::parse(&escaped, &mut scratch).signals;
-    assert_eq!(config.decide(&escaped, dsp), outcome);
+    assert_eq!(config.decide(&escaped, dsp, &rule), outcome);
 
     let consent = signals.gdpr_consent;
     if !consent.is_empty() && !consent.contains(['~', '%']) {
@@ -67,6 +68,9 @@ pub fn privacy(bytes: &[u8]) {
             gpp: &gpp,
             ..Signals::default()
         };
-        assert_eq!(config.decide(&inside, dsp), config.decide(&alone, dsp));
+        assert_eq!(
+            config.decide(&inside, dsp, &rule),
+            config.decide(&alone, dsp, &rule)
+        );
     }
 }

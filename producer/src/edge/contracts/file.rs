@@ -15,6 +15,7 @@
 //! name = "example"
 //! names = ["example", "exmpl"]          # further names for `/setuid`
 //! vendor = 755                          # id in the vendor list of the IAB
+//! refuse_when = { gdpr = true, gpp_sid = [7, 8] }   # where the DSP must not sync
 //! state = "allowed"                     # or "observe" or "blocked"
 //! uid_bytes_max = 64
 //! uid_pattern = "^[A-Za-z0-9_-]{8,64}$"
@@ -141,6 +142,7 @@ struct ContractTable {
     names: Option<Vec<String>>,
     state: Option<State>,
     vendor: Option<NonZeroU16>,
+    refuse_when: Option<privacy::RefuseWhen>,
     uid_bytes_max: Option<usize>,
     uid_pattern: Option<String>,
     uid_macro: Option<Vec<String>>,
@@ -192,7 +194,13 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         by_name: HashMap::default(),
         unlisted: defaults.clone(),
         limits: Arc::new(NO_LIMITS),
-        privacy: privacy.and_then(|privacy| reader.privacy(privacy)),
+        privacy: match privacy {
+            Some(privacy) => reader.privacy(privacy),
+            None => privacy::Config {
+                mode: privacy::Mode::Off,
+                ..privacy::Config::default()
+            },
+        },
     };
     let dsps = dsps.unwrap_or_else(|| Table::new().into());
     let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
@@ -324,8 +332,8 @@ impl Reader {
         Some((dsp_id?, contract))
     }
 
-    /// The privacy settings; `None` if they cannot be read.
-    fn privacy(&mut self, value: Value) -> Option<privacy::Config> {
+    /// The privacy settings, the defaults if they are invalid.
+    fn privacy(&mut self, value: Value) -> privacy::Config {
         let read: Option<(privacy::Config, _)> = self.tables.valid_part("privacy", value, &[]);
         let config = read.map(|(config, _)| config);
         let header = config.as_ref().and_then(|it| it.country_header.as_ref());
@@ -333,7 +341,7 @@ impl Reader {
             let what = format!("invalid header name {name:?}");
             self.tables.error("privacy.country_header", what);
         }
-        config
+        config.unwrap_or_default()
     }
 
     /// Adds the limit of a DSP to the limits file, under the name of the DSP.
@@ -394,6 +402,7 @@ impl Reader {
             names,
             state,
             vendor,
+            refuse_when,
             uid_bytes_max,
             uid_pattern,
             uid_macro,
@@ -413,6 +422,7 @@ impl Reader {
         let mut contract = defaults.clone();
         contract.state = state.unwrap_or(contract.state);
         contract.vendor = vendor;
+        contract.refuse_when = refuse_when.unwrap_or(contract.refuse_when);
         contract.refuse = refuse.unwrap_or(contract.refuse);
         contract.answer = answer.unwrap_or(contract.answer);
         contract.refused = refused.unwrap_or(contract.refused);

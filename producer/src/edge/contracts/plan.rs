@@ -37,7 +37,7 @@ impl fmt::Display for Contracts {
                 .collect();
             writeln!(formatter, "{}", line.join("  ").trim_end())?;
         }
-        if let Some(privacy) = &self.privacy {
+        if let Some(privacy) = self.privacy() {
             let table = toml::to_string(&BTreeMap::from([("privacy", privacy)]));
             write!(formatter, "\n{}", table.map_err(|_| fmt::Error)?)?;
         }
@@ -74,6 +74,8 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
     });
     let refuse: Vec<_> = flaws
         .chain(contract.uid_macro.iter().map(|it| &**it))
+        .map(ToOwned::to_owned)
+        .chain(contract.refuse_when.names())
         .collect();
     let answer = match (contract.answer, &contract.redirect) {
         (Answer::Redirect, Some(template)) => format!("redirect to {}", template.host()),

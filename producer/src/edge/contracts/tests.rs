@@ -228,6 +228,35 @@ fn sentinels_are_refused() {
 }
 
 #[test]
+fn placeholders_are_refused_without_a_contracts_file() {
+    let producer = Producer::new(None, true, UidMode::Require);
+    let exchange = |uid: &str| {
+        let request = format!("GET /?d=17&b={uid}");
+        producer.exchange(&request, "cookie: uid=u/1\r\n")
+    };
+    let placeholders = [
+        ("$UID", "uid_macro"),
+        ("%24%7BUSER_ID%7D", "uid_macro"),
+        ("%%DEVICE_ID%%", "uid_macro"),
+        ("null", "uid_sentinel"),
+        ("%22null%22", "uid_sentinel"),
+    ];
+    for (uid, outcome) in placeholders {
+        let refused = exchange(uid);
+        assert_eq!(refused.status(), "400 Bad Request", "{uid}");
+        assert_eq!(refused.counted.last().unwrap(), &format!("17 {outcome}"));
+    }
+    assert_eq!(exchange("a-1").status(), "200 OK");
+    producer.edge.metrics.dsps.accept_placeholders();
+    for (uid, recorded) in [("$UID", "$UID"), ("null", "null"), ("%22x%22", "\"x\"")] {
+        let accepted = exchange(uid);
+        let newest = accepted.recorded.last();
+        assert_eq!(newest, Some(&format!("u/1 17 {recorded}")));
+    }
+    assert_eq!(exchange("%%DEVICE_ID%%").status(), "400 Bad Request");
+}
+
+#[test]
 fn only_the_listed_classes_are_refused() {
     check_accepted("refuse = ['macro']", "null", "null");
     check_accepted("refuse = ['sentinel']", "$UID", "$UID");

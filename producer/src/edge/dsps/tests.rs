@@ -129,7 +129,7 @@ fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
     let mut known = KnownDsps::default();
     dsps.refresh(&mut known);
     let is_rejected = |&dsp_id: &u32| {
-        let refusal = known.contract(dsp_id).unwrap().refusal("id");
+        let refusal = known.contract(dsp_id).refusal("id");
         assert!(refusal.is_none_or(|it| it == Rejection::DspUnknown));
         refusal.is_some()
     };

@@ -4,6 +4,8 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
+use super::gpp::SectionIds;
+
 /// The table, with the defaults of its keys.
 ///
 /// ```
@@ -33,8 +35,29 @@ pub struct Config {
     pub us: Us,
     /// Whether Global Privacy Control counts.
     pub gpc: GpcScope,
+    /// Whether COPPA counts.
+    pub coppa: Coppa,
     /// Effect of a malformed signal.
     pub malformed: Action,
+}
+
+/// Where a DSP must not sync, in its contract.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RefuseWhen {
+    /// If GDPR applies.
+    pub(super) gdpr: bool,
+    /// If one of these GPP sections applies.
+    pub(super) gpp_sid: SectionIds,
+}
+
+impl RefuseWhen {
+    /// The conditions, for operators.
+    pub(in crate::edge) fn names(self) -> impl Iterator<Item = String> {
+        let gdpr = self.gdpr.then(|| "gdpr".to_owned());
+        let sections = self.gpp_sid.iter().map(|id| format!("section {id}"));
+        gdpr.into_iter().chain(sections)
+    }
 }
 
 /// Whether a match that the gate refuses is stored.
@@ -84,6 +107,17 @@ pub enum Action {
     #[default]
     Deny,
     /// The signal counts as absent.
+    Ignore,
+}
+
+/// Whether `coppa=1` counts: the page is directed to children.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Coppa {
+    /// The match is refused.
+    Deny,
+    /// It does not count.
+    #[default]
     Ignore,
 }
 

@@ -4,7 +4,9 @@ use std::num::NonZeroU16;
 
 use super::{
     bits::Malformed,
-    config::{Action, Config, Country, GdprWhenAbsent, GpcScope, Mode, Sections},
+    config::{
+        Action, Config, Coppa, Country, GdprWhenAbsent, GpcScope, Mode, RefuseWhen, Sections,
+    },
     gpp::{self, SectionIds},
     outcome::Outcome,
     signals::Signals,
@@ -26,13 +28,29 @@ impl Signals<'_> {
 }
 
 impl Config {
-    /// Decides whether a match of a DSP with this vendor id may be stored. The mode has no effect.
-    pub fn decide(&self, signals: &Signals<'_>, dsp_vendor: Option<NonZeroU16>) -> Outcome {
+    /// Decides whether a match of a DSP with this vendor id and rule may be stored. In mode `off`, only the rule counts.
+    pub fn decide(
+        &self,
+        signals: &Signals<'_>,
+        dsp_vendor: Option<NonZeroU16>,
+        dsp_rule: &RefuseWhen,
+    ) -> Outcome {
+        if signals.opted_out {
+            return Outcome::OptedOut;
+        }
+        // A malformed signal counts as the law under which the DSP must not sync.
+        if self.applies(dsp_rule, signals).unwrap_or(true) {
+            return Outcome::DspRule;
+        }
+        if self.mode == Mode::Off {
+            return Outcome::Allowed;
+        }
         let outcome = self.first_refusal(signals, dsp_vendor);
         outcome.unwrap_or(Outcome::Malformed)
     }
 
-    /// Whether a match with this outcome is refused. Matches with the opt-out cookie have their own response, in every mode.
+    /// Whether a match with this outcome is refused, unless it is that of a rule. Matches with the opt-out cookie have their own
+    /// response, in every mode.
     pub fn refuses(&self, outcome: Outcome) -> bool {
         self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
     }
@@ -42,9 +60,6 @@ impl Config {
         signals: &Signals<'_>,
         dsp_vendor: Option<NonZeroU16>,
     ) -> Result<Outcome, Malformed> {
-        if signals.opted_out {
-            return Ok(Outcome::OptedOut);
-        }
         if signals.gpc && self.gpc == GpcScope::Deny {
             return Ok(Outcome::Gpc);
         }
@@ -55,6 +70,9 @@ impl Config {
         let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
         if gpc_of_us && us::SECTIONS.into_iter().any(|id| ids.contains(id)) {
             return Ok(Outcome::Gpc);
+        }
+        if self.coppa == Coppa::Deny && self.tolerate(flag(signals.coppa))? == Some(true) {
+            return Ok(Outcome::Coppa);
         }
         let gpp = self.sections(signals)?;
         if let Some(text) = self.consent_string(signals, ids, gpp.as_ref())? {
@@ -67,6 +85,23 @@ impl Config {
             return Ok(Outcome::UsOptOut);
         }
         Ok(Outcome::Allowed)
+    }
+
+    /// Whether one of the conditions of a DSP's rule applies.
+    fn applies(&self, rule: &RefuseWhen, signals: &Signals<'_>) -> Result<bool, Malformed> {
+        if *rule == RefuseWhen::default() {
+            return Ok(false);
+        }
+        let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
+        if rule.gdpr && self.gdpr_applies(signals, ids)? {
+            return Ok(true);
+        }
+        let mut refused = rule.gpp_sid.iter();
+        if ids.is_empty() && self.us.without_sid == Sections::All {
+            let gpp = self.sections(signals)?.unwrap_or_default();
+            return Ok(refused.any(|id| !gpp.section(id).is_empty()));
+        }
+        Ok(refused.any(|id| ids.contains(id)))
     }
 
     fn sections<'a>(&self, signals: &Signals<'a>) -> Result<Option<gpp::Sections<'a>>, Malformed> {
@@ -95,18 +130,14 @@ impl Config {
         if !ids.is_empty() {
             return Ok(ids.contains(gpp::TCF_EU));
         }
-        let parameter = match signals.gdpr {
-            "" => Ok(None),
-            "0" => Ok(Some(false)),
-            "1" => Ok(Some(true)),
-            _ => Err(Malformed),
-        };
         let when_absent = || match self.gdpr_when_absent {
             GdprWhenAbsent::No => false,
             GdprWhenAbsent::Yes => true,
             GdprWhenAbsent::Country => signals.country.is_some_and(Country::has_gdpr),
         };
-        Ok(self.tolerate(parameter)?.unwrap_or_else(when_absent))
+        Ok(self
+            .tolerate(flag(signals.gdpr))?
+            .unwrap_or_else(when_absent))
     }
 
     fn consent(&self, text: &str, dsp: Option<NonZeroU16>) -> Result<Outcome, Malformed> {
@@ -148,5 +179,15 @@ impl Config {
             Action::Deny => signal,
             Action::Ignore => Ok(signal.unwrap_or_default()),
         }
+    }
+}
+
+/// The value of a flag; `None` if it is absent.
+fn flag(signal: &str) -> Result<Option<bool>, Malformed> {
+    match signal {
+        "" => Ok(None),
+        "0" => Ok(Some(false)),
+        "1" => Ok(Some(true)),
+        _ => Err(Malformed),
     }
 }

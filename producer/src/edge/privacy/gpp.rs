@@ -2,6 +2,8 @@
 //!
 //! `DBACNY~CPXx…~1YNN` contains the sections 2 and 6. Unknown sections are skipped, but their characters are checked.
 
+use serde::Deserialize;
+
 use super::bits::{self, Bits, Malformed};
 
 /// The section of TCF consent in the EU.
@@ -74,7 +76,7 @@ impl<'a> Sections<'a> {
 
     /// The text of a known section; empty if it is absent.
     pub(super) fn section(&self, id: usize) -> &'a str {
-        let (start, end) = self.spans[id];
+        let (start, end) = self.spans.get(id).copied().unwrap_or_default();
         &self.text[usize::from(start)..usize::from(end)]
     }
 }
@@ -119,7 +121,8 @@ fn fibonacci(bits: Bits<'_>, at: &mut usize) -> Result<usize, Malformed> {
 }
 
 /// The section ids of `gpp_sid`. Ids above 63 count as unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Vec<u32>")]
 pub(super) struct SectionIds {
     known: u64,
     is_present: bool,
@@ -146,11 +149,31 @@ impl SectionIds {
         Ok(ids)
     }
 
+    /// The known ids.
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        (1..64).filter(move |&id| self.contains(id))
+    }
+
     pub(super) fn is_empty(self) -> bool {
         !self.is_present
     }
 
     pub(super) fn contains(self, id: usize) -> bool {
         self.known >> id & 1 == 1
+    }
+}
+
+impl TryFrom<Vec<u32>> for SectionIds {
+    type Error = &'static str;
+
+    fn try_from(ids: Vec<u32>) -> Result<Self, Self::Error> {
+        let known = ids.iter().try_fold(0, |known, id| match id {
+            1..=63 => Ok(known | 1 << id),
+            _ => Err("invalid GPP section: use 1 to 63"),
+        });
+        Ok(Self {
+            known: known?,
+            is_present: !ids.is_empty(),
+        })
     }
 }

@@ -9,6 +9,10 @@ pub enum Outcome {
     OptedOut,
     /// The header `Sec-GPC` forbids it.
     Gpc,
+    /// The contract of the DSP forbids it under a law that applies.
+    DspRule,
+    /// The page is directed to children.
+    Coppa,
     /// A signal does not follow its format.
     Malformed,
     /// GDPR applies, and the request has no consent string.
@@ -31,10 +35,12 @@ pub enum Outcome {
 
 impl Outcome {
     /// The values of the metric label, by discriminant.
-    pub const LABELS: [&'static str; 12] = [
+    pub const LABELS: [&'static str; 14] = [
         "allowed",
         "opted_out",
         "gpc",
+        "dsp_rule",
+        "coppa",
         "malformed",
         "consent_missing",
         "consent_version",

@@ -13,6 +13,8 @@ pub struct Signals<'a> {
     pub gpc: bool,
     /// The country in the header that [`Config::country_header`] names.
     pub country: Option<Country>,
+    /// Whether the page is directed to children: `0` or `1`.
+    pub coppa: &'a str,
     /// Whether GDPR applies: `0` or `1`.
     pub gdpr: &'a str,
     /// A TCF string.

@@ -36,7 +36,8 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
         .collect();
     let mut scratch = Scratch::default();
     let signals = Query::parse(query, &mut scratch).signals;
-    config.decide(&signals.with_headers(&headers, config), dsp.try_into().ok())
+    let signals = signals.with_headers(&headers, config);
+    config.decide(&signals, dsp.try_into().ok(), &RefuseWhen::default())
 }
 
 /// The DSP is vendor 2, too.
@@ -463,11 +464,12 @@ fn sec_gpc_counts_where_it_is_configured() {
 #[test]
 fn the_first_reason_decides() {
     let steps = [
+        ("coppa", "1", Outcome::Coppa),
         ("gpp", "x", Outcome::Malformed),
         ("gdpr", "1", Outcome::ConsentMissing),
         ("us_privacy", "1YYN", Outcome::UsOptOut),
     ];
-    let config = config(json!({}));
+    let config = config(json!({ "coppa": "deny" }));
     for first in 0..=steps.len() {
         let query: Vec<_> = steps[first..]
             .iter()
@@ -486,7 +488,82 @@ fn the_first_reason_decides() {
             gpc: true,
             ..Query::parse(&query, &mut scratch).signals
         };
-        assert_eq!(config.decide(&opted_out, None), Outcome::OptedOut);
+        assert_eq!(
+            config.decide(&opted_out, None, &RefuseWhen::default()),
+            Outcome::OptedOut
+        );
+    }
+}
+
+#[test]
+fn coppa_counts_where_it_is_configured() {
+    for (value, expected) in [
+        ("1", Outcome::Coppa),
+        ("%31", Outcome::Coppa),
+        ("0", Outcome::Allowed),
+        ("", Outcome::Allowed),
+        ("2", Outcome::Malformed),
+        ("1%", Outcome::Malformed),
+        ("true", Outcome::Malformed),
+    ] {
+        let query = format!("coppa={value}");
+        check_with(json!({ "coppa": "deny" }), &query, &[], expected);
+        check(&query, Outcome::Allowed);
+    }
+}
+
+#[test]
+fn rule_of_a_dsp_counts_in_every_mode() {
+    let of = |rule: Value, mode: &str, query: &str| {
+        let config = config(json!({ "mode": mode }));
+        let mut scratch = Scratch::default();
+        let signals = Query::parse(query, &mut scratch).signals;
+        config.decide(&signals, None, &RefuseWhen::deserialize(rule).unwrap())
+    };
+    for (rule, query, applies) in [
+        (json!({ "gdpr": true }), "gdpr=1", true),
+        (json!({ "gdpr": true }), "gpp_sid=2", true),
+        (json!({ "gdpr": true }), "gdpr=x", true),
+        (json!({ "gdpr": true }), "gdpr=0", false),
+        (json!({ "gdpr": true }), "gpp_sid=7&gdpr=1", false),
+        (json!({ "gpp_sid": [7, 40] }), "gpp_sid=6,7", true),
+        (json!({ "gpp_sid": [7, 40] }), "gpp_sid=40", true),
+        (json!({ "gpp_sid": [7, 40] }), "gpp_sid=7%zz", true),
+        (
+            json!({ "gpp_sid": [7, 40] }),
+            "gpp_sid=6&gpp=DBABLA~BVVqAAAAAAA",
+            false,
+        ),
+        (
+            json!({ "gpp_sid": [7, 40] }),
+            "gpp=DBABLA~BVVqAAAAAAA",
+            true,
+        ),
+        (
+            json!({ "gpp_sid": [8, 40] }),
+            "gpp=DBABLA~BVVqAAAAAAA",
+            false,
+        ),
+        (json!({ "gpp_sid": [2] }), "gdpr=1", false),
+        (json!({}), "gdpr=1", false),
+    ] {
+        for mode in ["off", "enforce"] {
+            let outcome = of(rule.clone(), mode, query);
+            assert_eq!(
+                outcome == Outcome::DspRule,
+                applies,
+                "{rule} {query} {mode}"
+            );
+        }
+        let outcome = of(rule, "off", query);
+        assert!(applies || outcome == Outcome::Allowed, "{query}");
+    }
+    for invalid in [
+        json!({ "gpp_sid": [0] }),
+        json!({ "gpp_sid": [64] }),
+        json!({ "gpp": [7] }),
+    ] {
+        assert!(RefuseWhen::deserialize(invalid).is_err());
     }
 }
 

@@ -2,13 +2,14 @@
 
 use super::*;
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "d",
     "b",
     "bidder",
     "uid",
     "f",
     "cookiesync_bounce",
+    "coppa",
     "gdpr",
     "gdpr_consent",
     "gpp",
@@ -38,6 +39,7 @@ fn found(query: &str) -> Vec<Option<String>> {
         query.uid.map(text),
         query.format.map(text),
         query.is_redirected.then(String::new),
+        signal(signals.coppa),
         signal(signals.gdpr),
         signal(signals.gdpr_consent),
         signal(signals.gpp),

@@ -1,7 +1,6 @@
 //! Tests of the effects of the privacy check.
 
 use super::*;
-use crate::edge::mint::UidMode;
 
 /// A consent string of 2021, with consent to purpose 1 and vendor 2.
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
@@ -65,6 +64,37 @@ fn dsp_without_a_vendor_id_has_no_consent() {
     let refused = exchange(&contracts("enforce"), &query(CONSENT).replace("17", "18"));
     let counted = ["other privacy", "privacy: consent_vendor_dsp"];
     refused.check("451 Unavailable For Legal Reasons", &[], &counted);
+}
+
+#[test]
+fn rule_of_a_dsp_needs_no_gate_and_is_observed_with_its_contract() {
+    let rule = "refuse_when = { gdpr = true, gpp_sid = [7] }\n";
+    let counted = ["17 privacy", "privacy: dsp_rule"];
+    for contracts in [
+        format!("{REDIRECT}{rule}"),
+        format!("{}{rule}", contracts("off")),
+        format!("{}{rule}", contracts("observe")),
+        format!("{}{rule}", contracts("enforce")),
+        format!("[defaults]\n{rule}{REDIRECT}"),
+    ] {
+        for query in [query(CONSENT), "d=17&b=x&gpp_sid=6,%37".to_owned()] {
+            let refused = exchange(&contracts, &query);
+            refused.check("451 Unavailable For Legal Reasons", &[], &counted);
+        }
+    }
+    let observed = format!("{REDIRECT}{rule}state = 'observe'\n");
+    let counted = [
+        "17 accepted",
+        "would refuse: 17 privacy",
+        "privacy: dsp_rule",
+    ];
+    exchange(&observed, &query(CONSENT)).check("302 Found", &["u/1 17 x"], &counted);
+    let elsewhere = exchange(&format!("{REDIRECT}{rule}"), "d=17&b=x&gdpr=0");
+    elsewhere.check(
+        "302 Found",
+        &["u/1 17 x"],
+        &["17 accepted", "privacy: allowed"],
+    );
 }
 
 #[test]
@@ -157,6 +187,7 @@ gdpr_when_absent = "country"
 disclosed_vendors = "by_date"
 purpose_one_treatment = ["DE"]
 gpc = "deny"
+coppa = "ignore"
 malformed = "deny"
 
 [privacy.us]
