@@ -204,6 +204,7 @@ impl App {
             uid: config.network.uid,
             cookies: config.cookies.clone(),
             metrics: edge,
+            rejection_log: edge::rejection_log(),
             draining: app.draining.clone(),
         };
         let access =

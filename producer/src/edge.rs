@@ -21,7 +21,11 @@ pub mod request;
 pub mod response;
 pub mod set_uid;
 
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use httparse::Header;
 use runtime::{
@@ -50,6 +54,7 @@ use self::{
 use crate::{
     inlet::Inlet,
     log::{AppendBatch, Closed},
+    log_gate::LogGate,
 };
 
 /// Headers of the response to a preflight, valid for two hours, the longest time that Chromium accepts.
@@ -82,10 +87,17 @@ pub struct Edge {
     pub opt_out: Option<OptOut>,
     /// The response to a browser without a user id.
     pub uid: UidMode,
+    /// Bounds the log messages about rejected requests.
+    pub(crate) rejection_log: LogGate,
     /// The HTTP cookies of browsers.
     pub cookies: BrowserCookies,
     /// Cancelled when the producer drains: each connection closes with its next response.
     pub draining: CancellationToken,
+}
+
+/// Up to 10 messages a second.
+pub(crate) fn rejection_log() -> LogGate {
+    LogGate::new(10, Duration::from_secs(1))
 }
 
 impl Edge {
@@ -271,6 +283,18 @@ impl Edge {
         read.batch.push(&cookie);
         let signals = &query.signals;
         Outcome::Accepted(contract.begin_answer(format, &cookie, signals, read.output))
+    }
+
+    /// Counts an outcome, and logs a sample of the rejected requests, without user ids, buyer uids and signals.
+    fn count(&self, outcome: Outcome, read: &ReadRequests<'_>) {
+        self.metrics.count(outcome);
+        if let Some(reason) = outcome.rejection()
+            && tracing::enabled!(tracing::Level::DEBUG)
+            && let Some(suppressed) = self.rejection_log.admit(read.read_at)
+        {
+            let dsp = matches!(outcome, Outcome::Rejected(..)).then(|| read.tally.last_dsp());
+            tracing::debug!(reason, dsp = dsp.flatten(), suppressed, "request rejected");
+        }
     }
 
     /// Gives a browser a user id. Privacy signals can prevent it, even in mode `observe` (then `observed` is set).

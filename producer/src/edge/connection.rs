@@ -234,7 +234,7 @@ impl EdgeConnection {
                 }
             };
             requests += 1;
-            edge.metrics.count(outcome);
+            edge.count(outcome, &read);
             self.responses.write(outcome, options, read.output);
             if read.output.len() > IDLE_BUFFER_BYTES {
                 // A buffer that grew by doubling would exceed the maximum.

@@ -162,6 +162,12 @@ impl Tally {
         }
     }
 
+    /// The DSP of the newest request; `None` if it was invalid.
+    pub fn last_dsp(&self) -> Option<u32> {
+        let last = self.dsps[..self.len].last();
+        last.copied().filter(|&dsp_id| dsp_id != NONE)
+    }
+
     fn push(&mut self, dsp_id: u32, outcome: usize) {
         let outcome = u8::try_from(outcome).expect("fewer than 256 outcomes");
         self.dsps[self.len] = dsp_id;
@@ -288,18 +294,18 @@ impl Dsps {
         });
     }
 
-    /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
-    pub(crate) fn describe_contracts(&self) -> Option<String> {
-        let error = self.shared.file.as_ref()?.error();
-        let error = error.map(|error| format!(", but the newest version is invalid: {error}"));
-        let version = self.shared.table().contracts_version;
-        let error = error.unwrap_or_default();
     /// Without a contracts file, accepts macros and sentinels as buyer uids.
     pub fn accept_placeholders(&self) {
         let shared = &*self.shared;
         shared.change(|table| table.without_file.accept_placeholders());
     }
 
+    /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
+    pub(crate) fn describe_contracts(&self) -> Option<String> {
+        let error = self.shared.file.as_ref()?.error();
+        let error = error.map(|error| format!(", but the newest version is invalid: {error}"));
+        let version = self.shared.table().contracts_version;
+        let error = error.unwrap_or_default();
         Some(format!("version {version} is active{error}"))
     }
 

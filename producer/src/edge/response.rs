@@ -48,6 +48,18 @@ impl Outcome {
         }
     }
 
+    /// Why the request was rejected, as in the metric label.
+    pub(super) fn rejection(self) -> Option<&'static str> {
+        match self {
+            Self::Accepted(_) | Self::OptOut(_) | Self::Preflight => None,
+            Self::Rejected(rejection, _) => Some(rejection.label()),
+            Self::NotFound => Some("not_found"),
+            Self::MethodNotAllowed => Some("method_not_allowed"),
+            Self::HeadTooLarge => Some("headers_too_large"),
+            Self::Malformed => Some("malformed"),
+        }
+    }
+
     fn status_line(self) -> &'static str {
         match self {
             Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {

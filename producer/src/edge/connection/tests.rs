@@ -50,6 +50,7 @@ pub(in crate::edge) fn edge_with(
         uid,
         cookies: BrowserCookies::default(),
         metrics,
+        rejection_log: crate::edge::rejection_log(),
         draining,
     }
 }

@@ -209,6 +209,8 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
             let line = log.lines().find(|line| line.contains(id));
             ensure!(line.is_none(), "{line:?}");
         }
+        let rejected = log.matches("request rejected").count();
+        ensure!(!log.contains("producer started") || rejected == 2, "{log}");
     }
     Ok(())
 }
