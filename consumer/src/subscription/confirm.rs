@@ -6,7 +6,7 @@ use std::{net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 use proto::{client, v1};
 use runtime::connect::Connector;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Code, Status, transport::Channel};
+use tonic::{Status, transport::Channel};
 
 use super::Context;
 
@@ -58,7 +58,7 @@ impl AppliedPosition {
 }
 
 impl Confirmations {
-    /// Sends confirmations until the future is dropped, or the producer responds that it does not support them.
+    /// Sends confirmations until the future is dropped.
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
         let (mut applied, mut reported) = (AppliedPosition::default(), None);
@@ -72,20 +72,17 @@ impl Confirmations {
                 // The deletions are read after the position, so that they include all deletions up to it.
                 let applied = applied.advance(durable, &self.context.deletions.unapplied());
                 if reported != Some((durable, applied)) {
-                    let began = Instant::now();
+                    let since = *failing_since.get_or_insert_with(Instant::now);
                     match self.report(durable, applied).await {
                         Ok(()) => {
                             reported = Some((durable, applied));
                             failing_since = None;
                             self.set_failure(None);
                         }
-                        Err(status) if status.code() == Code::Unimplemented => return,
-                        Err(status) => {
-                            let since = *failing_since.get_or_insert(began);
-                            if since.elapsed() >= FAILURE_TIMEOUT {
-                                self.set_failure(Some(&status));
-                            }
+                        Err(status) if since.elapsed() >= FAILURE_TIMEOUT => {
+                            self.set_failure(Some(&status));
                         }
+                        Err(_) => {}
                     }
                 }
             }

@@ -40,11 +40,7 @@ pub(super) const GROUPS: &[Group] = &[
         "producer/src/epoch_history.rs",
         "",
     ),
-    group(
-        "Rejected gRPC calls",
-        "producer/src/server/call_rates.rs",
-        "",
-    ),
+    group("Rejected gRPC calls", "producer/src/server/calls.rs", ""),
     group(
         "Rejected gRPC calls",
         "producer/src/streams/refusals.rs",
