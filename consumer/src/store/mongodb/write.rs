@@ -167,6 +167,7 @@ impl CollectionWrite {
             .store
             .collection_id(&self.connection, self.dsp_id)
             .await?;
+        self.last_reply.update();
         let replied = || self.last_reply.update();
         let removal =
             self.store
