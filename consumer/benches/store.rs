@@ -12,7 +12,8 @@ use consumer::{
     Config,
     app::open_store,
     batch::Batch,
-    store::{Store, mongodb::COOKIES},
+    deletions::Deletions,
+    store::{Cookies, mongodb::COOKIES},
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use mongodb::{
@@ -101,7 +102,7 @@ fn cpu(id: i64) -> Result<Duration> {
 }
 
 /// Opens the store, and creates all databases.
-async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Store>> {
+async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Cookies>> {
     let flags = [
         "consumer",
         "--name=bench",
@@ -111,9 +112,10 @@ async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Store>> {
     ];
     let config = Config::load(flags.map(Into::into));
     let store = open_store(&config.map_err(|error| anyhow::anyhow!("{error}"))?).await?;
-    store.load().await?;
+    store.cookies.load(&Deletions::default()).await?;
+    let backlog = store.backlog.context("the store is not MongoDB")?;
     for dsp_id in 1..=DSPS {
-        store
+        backlog
             .retry(dsp_id, Arc::new(Batch::new(usize::MAX, usize::MAX)))
             .await?;
         let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
@@ -123,10 +125,10 @@ async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Store>> {
             .run_command(command)
             .await?;
     }
-    Ok(store)
+    Ok(store.cookies)
 }
 
-async fn write(store: &dyn Store, slice: &[Vec<ChunkRef>]) -> Result<()> {
+async fn write(store: &dyn Cookies, slice: &[Vec<ChunkRef>]) -> Result<()> {
     let producer: Arc<str> = "producer".into();
     for chunks in slice {
         let mut batch = Batch::new(usize::MAX, usize::MAX);

@@ -33,11 +33,12 @@ use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
     cookie_pages::{self, CookiePages},
-    deletions::{Deletions, jobs},
+    deletions::Deletions,
     health::Health,
-    lookup, maintenance,
+    lookup,
+    maintenance::{self, dsp_deletions},
     metrics::{Metrics, register_deletions, register_health, register_producers},
-    sink::{Failure, Pipeline, StopTokens},
+    sink::{Failure, Sink, StopTokens},
     store::Store,
     subscription::{self, discovery},
 };
@@ -56,7 +57,7 @@ pub struct App {
     stop_writing: CancellationToken,
     monitor: StageMonitor,
     health: Arc<Health>,
-    store: Arc<dyn Store>,
+    store: Store,
     deletions: Deletions,
 }
 
@@ -64,7 +65,7 @@ pub struct App {
 #[derive(Debug)]
 pub struct Dependencies<L> {
     /// The store of cookies and cursors.
-    pub store: Arc<dyn Store>,
+    pub store: Store,
     /// The admin port.
     pub admin: L,
     /// The network to the producers.
@@ -129,7 +130,7 @@ impl App {
         let pages = Pages {
             cookies: CookiePages {
                 tokens: config.cookies_tokens.clone(),
-                store: Arc::clone(&app.store),
+                lookup: app.store.lookup.clone(),
                 deletions: app.deletions.clone(),
                 producers: health.producers().clone(),
                 one: Semaphore::new(1),
@@ -142,9 +143,9 @@ impl App {
         config.security.watch(&app.services);
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
-        let pipeline = app.pipeline(config, network, metrics, health);
+        let running = app.run_pipeline(config, network, metrics, health);
         let monitor = app.monitor.clone();
-        app.pipeline.spawn(monitor.run("writer", pipeline));
+        app.pipeline.spawn(monitor.run("writer", running));
         Ok(app)
     }
 
@@ -164,7 +165,7 @@ impl App {
     }
 
     /// Runs the data path, from loading the cursors to committing the last batch.
-    fn pipeline(
+    fn run_pipeline(
         &self,
         config: Config,
         network: Arc<dyn Network>,
@@ -181,20 +182,20 @@ impl App {
         let services = self.services.stage.tasks.clone();
         let stop_services = self.services.stage.stop.clone();
         let monitor = self.monitor.clone();
-        let store = Arc::clone(&self.store);
+        let store = self.store.clone();
         let deletions = self.deletions.clone();
         let schedule = self.runtime_config.maintenance.subscribe();
         async move {
-            let sink = Pipeline::open(
+            let sink = Sink::open(
                 &config,
-                Arc::clone(&store),
+                &store,
                 Arc::clone(&health),
                 rejected_dsps,
                 deletions.clone(),
                 &metrics,
                 stops,
             );
-            let Pipeline {
+            let Sink {
                 buffer,
                 collecting,
                 writing,
@@ -206,18 +207,21 @@ impl App {
             };
             services.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
             let producers = health.producers().clone();
-            let jobs = jobs::run(deletions.clone(), Arc::clone(&store), stop_services.clone());
+            let upkeep = store.upkeep;
+            let jobs = dsp_deletions::run(deletions.clone(), upkeep.clone(), stop_services.clone());
             services.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
-            let maintenance = maintenance::run(
-                store,
-                schedule,
-                Clock::System,
-                producers.clone(),
-                deletions.clone(),
-                metrics.clone(),
-                stop_services,
-            );
-            services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
+            if let Some(upkeep) = upkeep {
+                let maintenance = maintenance::run(
+                    upkeep,
+                    schedule,
+                    Clock::System,
+                    producers.clone(),
+                    deletions.clone(),
+                    metrics.clone(),
+                    stop_services,
+                );
+                services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
+            }
             let context = subscription::Context {
                 producers_expected: config.producers.producers_expected(),
                 name: config.producers.name,
@@ -280,14 +284,14 @@ impl admin::Pages for Pages {
         uri: &'a Uri,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
         let CookiePages {
-            store, deletions, ..
+            lookup, deletions, ..
         } = &self.cookies;
         // Deletions are loaded before cursors, and cursors before streams open.
         let is_loaded = self.health.producers().is_loaded();
         let deletions = is_loaded.then_some(deletions);
         match uri.path() {
             cookie_pages::PATH => Box::pin(self.cookies.reply(headers, uri).map(Some)),
-            path => Box::pin(lookup::page(&**store, deletions, path)),
+            path => Box::pin(lookup::page(lookup.as_deref(), deletions, path)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `GET /v1/cookies`: the cookies of one DSP that were accepted before a given time, in pages, for clients with a token.
 //!
 //! A page consists of one JSON line per cookie, ordered by user id, and of a last line with the position of the next page. For a
-//! page, the store reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any
+//! page, the store reads up to [`PAGE_COOKIES_MAX`](crate::store::PAGE_COOKIES_MAX) cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any
 //! node with the same cookies can return the next page.
 //!
 //! The last line also contains the time `as_of`: this node has stored all cookies that the connected producers accepted before
@@ -24,14 +24,11 @@ use tokio::sync::Semaphore;
 use crate::{
     deletions::Deletions,
     producers::Producers,
-    store::{PageQuery, Store},
+    store::{Lookup, PageQuery},
 };
 
 /// The path.
 pub const PATH: &str = "/v1/cookies";
-
-/// Maximum number of cookies in a page.
-pub const ROWS_MAX: usize = 1_000;
 
 /// Subtracted from the time up to which the node is complete: clocks of nodes and producers may differ by almost this much.
 const CLOCK_MARGIN_MICROS: u64 = 60_000_000;
@@ -52,8 +49,8 @@ runtime::problem_kinds! {
 pub struct CookiePages {
     /// Tokens of clients; without them there are no pages.
     pub tokens: Option<Arc<Reloader<token::File>>>,
-    /// The store.
-    pub store: Arc<dyn Store>,
+    /// The lookups of the store; without them there are no pages.
+    pub lookup: Option<Arc<dyn Lookup>>,
     /// Deletions of cookies that the store may still have.
     pub deletions: Deletions,
     /// The producers, with the positions received from them.
@@ -92,7 +89,9 @@ impl CookiePages {
         }
         let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
         query.before = query.before.min(as_of);
-        let page = self.store.page(&query, &self.deletions).await;
+        let lookup = self.lookup.as_ref();
+        let lookup = lookup.ok_or_else(|| incomplete("the store keeps no cookies"))?;
+        let page = lookup.page(&query, &self.deletions).await;
         let page = page.map_err(|error| incomplete(&format!("cannot read the store: {error}")))?;
         let mut body = String::new();
         for (user_id, buyer_uid, accepted) in &page.cookies {

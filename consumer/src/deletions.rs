@@ -15,7 +15,6 @@
 //!
 //! A cookie costs one comparison while there are no deletions, otherwise three hashes and lookups.
 
-pub mod jobs;
 mod request;
 
 use std::{

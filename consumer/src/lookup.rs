@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json as object;
 
 use crate::deletions::Deletions;
-use crate::store::{BuyerUids, LookupResult, Store};
+use crate::store::{BuyerUids, Lookup, LookupResult};
 
 const PREFIX: &str = "/v1/users/";
 
@@ -25,8 +25,13 @@ struct User<'a> {
     unavailable: Vec<u32>,
 }
 
-/// The response to a path of the admin port; `None` if the path is not of a user. `deletions` is `None` until they are loaded.
-pub async fn page(store: &dyn Store, deletions: Option<&Deletions>, path: &str) -> Option<Reply> {
+/// The response to a path of the admin port; `None` if the path is not of a user. `lookup` is `None` if the store keeps no
+/// cookies, and `deletions` until they are loaded.
+pub async fn page(
+    lookup: Option<&dyn Lookup>,
+    deletions: Option<&Deletions>,
+    path: &str,
+) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
@@ -41,7 +46,11 @@ pub async fn page(store: &dyn Store, deletions: Option<&Deletions>, path: &str) 
     let Some(deletions) = deletions else {
         return Some(unreadable("deletions are not loaded yet"));
     };
-    Some(match store.lookup(&user_id, deletions).await {
+    let found = match lookup {
+        Some(lookup) => lookup.lookup(&user_id, deletions).await,
+        None => Ok(LookupResult::default()),
+    };
+    Some(match found {
         Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
                 user_id: &user_id,
@@ -77,7 +86,7 @@ mod tests {
     use super::*;
     use crate::{
         batch::tests::{batch, chunk},
-        store::embedded::EmbeddedStore,
+        store::{Cookies as _, embedded::EmbeddedStore},
         ttl::Ttls,
     };
 
@@ -98,11 +107,11 @@ mod tests {
         store.write(Arc::new(batch)).await.unwrap();
         let deletions = Deletions::default();
         let status = async |deletions| {
-            let page = page(&store, deletions, "/v1/users/u").await;
+            let page = page(Some(&store), deletions, "/v1/users/u").await;
             page.unwrap().status()
         };
         assert_eq!(status(None).await, 503);
-        store.load_deletions(deletions.clone()).await.unwrap();
+        store.load(&deletions).await.unwrap();
         assert_eq!(status(Some(&deletions)).await, 404);
     }
 
@@ -131,12 +140,12 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
             (&long, 400, r#"{"error":"invalid user id"#),
         ] {
-            let reply = page(&store, Some(&deletions), path).await.unwrap();
+            let reply = page(Some(&store), Some(&deletions), path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
             let content = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
-        let elsewhere = page(&store, Some(&deletions), "/v1/elsewhere").await;
+        let elsewhere = page(Some(&store), Some(&deletions), "/v1/elsewhere").await;
         assert!(elsewhere.is_none());
     }
 }

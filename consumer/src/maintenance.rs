@@ -4,6 +4,7 @@
 //! window opens or closes, every ten minutes to handle new collections, and every minute while work remains. Running work is
 //! stopped when its window closes.
 
+pub mod dsp_deletions;
 mod old_cursors;
 
 use std::{
@@ -25,7 +26,7 @@ use crate::{
     maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
-    store::{Compaction, Expiry, Store, StoreError, SweepProgress},
+    store::{Compaction, Expiry, StoreError, SweepProgress, Upkeep},
     ttl::before,
 };
 
@@ -68,7 +69,7 @@ impl Schedule {
 
 /// Runs maintenance until `stop` is cancelled. A change of the schedule stops and restarts it.
 pub async fn run(
-    store: Arc<dyn Store>,
+    upkeep: Arc<dyn Upkeep>,
     mut schedule: watch::Receiver<Schedule>,
     clock: Clock,
     producers: Producers,
@@ -78,7 +79,7 @@ pub async fn run(
 ) {
     while !stop.is_cancelled() {
         let task = MaintenanceTask {
-            store: Arc::clone(&store),
+            upkeep: Arc::clone(&upkeep),
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
             producers: producers.clone(),
@@ -103,7 +104,7 @@ pub async fn run(
 }
 
 struct MaintenanceTask {
-    store: Arc<dyn Store>,
+    upkeep: Arc<dyn Upkeep>,
     schedule: Schedule,
     clock: Clock,
     producers: Producers,
@@ -125,7 +126,7 @@ impl MaintenanceTask {
                 tracing::info!(open, %window, "expiry window changed");
             }
             self.metrics.expiry_open.set(i64::from(open));
-            let expired = match self.store.maintenance_owner().await {
+            let expired = match self.upkeep.maintenance_owner().await {
                 Ok(owner) => {
                     self.note_owner(&mut other_owner, &owner);
                     match owner {
@@ -169,7 +170,6 @@ impl MaintenanceTask {
         let closes = window.next_change(now);
         let time_left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
         let report = |progress: &SweepProgress| self.metrics.add_sweep(progress);
-        let deleted_until = |user_id: &[u8], dsp_id| self.deletions.deleted_until(user_id, dsp_id);
         let expired = self.run_in_window(window, now, async |stop| {
             let expiry = Expiry {
                 open,
@@ -177,10 +177,10 @@ impl MaintenanceTask {
                 since,
                 time_left,
                 stop,
-                deleted_until: &deleted_until,
+                deletions: &self.deletions,
                 report: &report,
             };
-            self.store.expire(expiry).await
+            self.upkeep.expire(expiry).await
         });
         let expired = expired.await?;
         self.metrics.expired.inc_by(expired.deleted);
@@ -212,7 +212,7 @@ impl MaintenanceTask {
             let since = Schedule::done_since(window, &now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
-                let compacted = match self.store.maintenance_owner().await {
+                let compacted = match self.upkeep.maintenance_owner().await {
                     // Incomplete, so that this consumer takes over soon after the owner's lease expires.
                     Ok(Some(_)) => Ok(false),
                     Ok(None) => self.compact(since, &now).await,
@@ -243,7 +243,7 @@ impl MaintenanceTask {
                 stop,
                 report: &report,
             };
-            self.store.compact(compaction).await
+            self.upkeep.compact(compaction).await
         });
         let complete = compacted.await?;
         self.metrics.compactions.inc_by(u64::from(complete));

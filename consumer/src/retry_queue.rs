@@ -111,7 +111,7 @@ impl RetryQueue {
         batch: &Batch,
         deferred: &[DeferredCookies],
         has_slot: impl Fn(u32) -> bool,
-    ) -> (Arc<[FullRetryEntry]>, Vec<RejectedCookie>) {
+    ) -> (Vec<FullRetryEntry>, Vec<RejectedCookie>) {
         let is_trusted = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
         let mut index = self.index.lock();
         let untrusted = index
@@ -152,7 +152,7 @@ impl RetryQueue {
             index.last_number = unix_micros().max(index.last_number + 1);
             full.entry.number = index.last_number;
         }
-        (entries.into(), overflow)
+        (entries, overflow)
     }
 
     /// Adds entries that are durable.

@@ -1,7 +1,7 @@
 //! The interface of stores, and its implementations.
 //!
-//! A store receives complete batches. It chooses the order of writes, the connections and the writes that it skips,
-//! within the requirements of [`Store`].
+//! The roles of a [`Store`] are those of its callers: the sink writes [`Cookies`], HTTP requests use [`Lookup`], the retry
+//! queue uses [`Backlog`], and maintenance uses [`Upkeep`].
 
 pub mod discard;
 pub mod embedded;
@@ -9,18 +9,45 @@ pub mod mongodb;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
     deletions::{Deletion, Deletions},
+    ledger::LedgerCounts,
 };
 
-/// The future of a store operation.
-pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+/// Maximum number of cookies in a page.
+pub const PAGE_COOKIES_MAX: usize = 1_000;
+
+/// A store with the roles that it has.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// Its cookies, for the sink.
+    pub cookies: Arc<dyn Cookies>,
+    /// Its lookups; `None` if it keeps no cookies.
+    pub lookup: Option<Arc<dyn Lookup>>,
+    /// Its retry queue; `None` if it defers no cookies.
+    pub backlog: Option<Arc<dyn Backlog>>,
+    /// Its maintenance; `None` if nothing in it expires.
+    pub upkeep: Option<Arc<dyn Upkeep>>,
+}
+
+impl Store {
+    /// A store with all roles.
+    pub fn with_all_roles(store: impl Cookies + Lookup + Backlog + Upkeep) -> Self {
+        let store = Arc::new(store);
+        Self {
+            cookies: Arc::clone(&store) as _,
+            lookup: Some(Arc::clone(&store) as _),
+            backlog: Some(Arc::clone(&store) as _),
+            upkeep: Some(store),
+        }
+    }
+}
 
 /// Why a store operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,9 +67,10 @@ pub struct WriteOutcome {
     pub stale: Vec<u32>,
     /// Cookies that the store permanently rejected.
     pub rejected: Vec<RejectedCookie>,
-    /// Cookies not written now, because the database of their DSP fails or does not exist yet.
+    /// Cookies not written now, because the database of their DSP fails or does not exist yet. Empty if the store has no
+    /// [`Backlog`].
     pub deferred: Vec<DeferredCookies>,
-    /// The receipt to pass to [`Store::commit`].
+    /// The receipt to pass to [`Cookies::commit`].
     pub receipt: Receipt,
 }
 
@@ -57,8 +85,6 @@ pub struct StoredState {
     pub cursors: Vec<Cursor>,
     /// The DSPs in the store, in any order.
     pub slots: Vec<u32>,
-    /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
-    pub retry_queue: Vec<RetryEntry>,
 }
 
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
@@ -85,7 +111,7 @@ pub struct FullRetryEntry {
     pub chunk: Bytes,
 }
 
-/// Cookies of one DSP that the store cannot write now. [`Store::retry`] writes them later.
+/// Cookies of one DSP that the store cannot write now. [`Backlog::retry`] writes them later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeferredCookies {
     /// The DSP.
@@ -129,6 +155,20 @@ impl WriteOutcome {
         rejected.chain(deferred.copied())
     }
 
+    /// Counts the outcomes of a batch with this number of cookies.
+    pub fn counts(&self, cookies: usize) -> LedgerCounts {
+        let deferred = self.deferred.iter().map(|it| it.indices.len());
+        let (stale, rejected) = (self.stale.len(), self.rejected.len());
+        let in_retry_queue: usize = deferred.sum();
+        LedgerCounts {
+            written: (cookies - stale - rejected - in_retry_queue) as u64,
+            stale: stale as u64,
+            rejected: rejected as u64,
+            in_retry_queue: in_retry_queue as u64,
+            ..LedgerCounts::default()
+        }
+    }
+
     /// Adds the outcome of other cookies of the same batch.
     pub fn merge(&mut self, mut other: Self) {
         self.stale.append(&mut other.stale);
@@ -152,8 +192,8 @@ pub struct Expiry<'a> {
     pub time_left: Option<Duration>,
     /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
-    /// Returns the time up to which stored cookies of a user and DSP are deleted, in microseconds since the Unix epoch; 0 for none.
-    pub deleted_until: &'a (dyn Fn(&[u8], u32) -> u64 + Send + Sync),
+    /// Deletions of cookies that the store may still have.
+    pub deletions: &'a Deletions,
     /// Receives each step of a sweep.
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
@@ -229,27 +269,22 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// A persistent store of cookies.
-pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Reads the state that is needed at startup.
+/// The writes of a store, and its state at startup. A store receives complete batches. It chooses the order of writes, the
+/// connections and the writes that it skips.
+#[async_trait]
+pub trait Cookies: fmt::Debug + Send + Sync + 'static {
+    /// Reads the state that is needed at startup, and adds the stored deletions to `deletions`, in parts, because a store can
+    /// have more deletions than fit in memory.
     ///
     /// # Errors
-    /// When the store cannot be read.
-    fn load(&self) -> StoreFuture<'_, StoredState>;
-
-    /// Adds the stored deletions to a table, in parts, because a store can have more deletions than fit in memory.
-    ///
-    /// # Errors
-    /// When the store cannot be read. A later call adds all of them.
-    fn load_deletions(&self, _deletions: Deletions) -> StoreFuture<'_, ()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
+    /// When the store cannot be read. A later call adds all deletions.
+    async fn load(&self, deletions: &Deletions) -> Result<StoredState, StoreError>;
 
     /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors become durable when the batch is
     /// also [committed](Self::commit).
     ///
     /// First the batch's [deletions](Batch::deletions) are stored, and the cookies that they cover are removed.
-    /// Deletions of a DSP are only stored; see [`remove_dsp`](Self::remove_dsp). Cookies of a DSP in
+    /// Deletions of a DSP are only stored; see [`Upkeep::remove_dsp`]. Cookies of a DSP in
     /// [`deferred`](WriteOutcome) may not have been removed.
     ///
     /// Newest wins, by the rule of [`proto::newest`]: a cookie older than the stored one of its pair is skipped. Times are
@@ -260,123 +295,97 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When other cookies were not written.
-    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome>;
+    async fn write(&self, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError>;
 
     /// Makes the cookies of a written batch durable, and then its cursors and new DSPs. Batches are committed in order; the
     /// next one may be written at the same time. A no-op for a store whose [`write`](Self::write) is already durable.
     ///
     /// # Errors
     /// When the batch may not be durable. It must then be written again before the next commit.
-    fn commit<'a>(&'a self, _batch: &'a Batch, _receipt: Receipt) -> StoreFuture<'a, ()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
+    async fn commit(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError>;
 
-    /// Writes `batch`, which contains only cookies of this DSP, and makes them durable. Creates the DSP's database if
-    /// needed. With an empty batch, checks whether the database is writable. May run concurrently with
-    /// [`write`](Self::write) and for several DSPs.
+    /// Checks that the store is writable, without changing it. This is cheap.
     ///
     /// # Errors
-    /// When not all cookies were written.
-    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        Box::pin(async move {
-            let written = self.write(Arc::clone(&batch)).await?;
-            self.commit(&batch, written.receipt).await?;
-            Ok(written)
-        })
-    }
+    /// When it is not writable.
+    async fn ping(&self) -> Result<(), StoreError>;
 
-    /// Whether the DSP has a database.
-    fn has_slot(&self, _dsp_id: u32) -> bool {
-        true
-    }
+    /// Duration of an operation after which the store is assumed to hang until a restart; `None` if every operation has a
+    /// deadline.
+    fn hang_timeout(&self) -> Option<Duration>;
+}
 
-    /// Adds entries to the retry queue; they are durable when it returns. Idempotent: after an error any of the entries
-    /// may exist, and the same entries can be added again.
-    ///
-    /// # Errors
-    /// When not all were added.
-    fn put_retry_entries(&self, _entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
-        let why = "this store has no retry queue".to_owned();
-        Box::pin(std::future::ready(Err(StoreError::Broken(why))))
-    }
-
-    /// The chunks of entries in the retry queue, ordered by number. Missing entries are skipped.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    fn read_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    /// Removes entries from the retry queue.
-    ///
-    /// # Errors
-    /// When any of them may still exist.
-    fn remove_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> StoreFuture<'a, ()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
+/// The reads of a store.
+#[async_trait]
+pub trait Lookup: fmt::Debug + Send + Sync + 'static {
     /// The buyer uids of a user. Never returns an expired cookie, or one that `deletions` cover. The result names the DSPs that
     /// cannot be read.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn lookup<'a>(
-        &'a self,
-        user_id: &'a str,
-        deletions: &'a Deletions,
-    ) -> StoreFuture<'a, LookupResult>;
+    async fn lookup(
+        &self,
+        user_id: &str,
+        deletions: &Deletions,
+    ) -> Result<LookupResult, StoreError>;
 
     /// The next cookies of a DSP, after a bounded number of reads. A page may be empty although others follow. Never returns an
     /// expired cookie, or one that `deletions` cover.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn page<'a>(
-        &'a self,
-        _query: &'a PageQuery,
-        _deletions: &'a Deletions,
-    ) -> StoreFuture<'a, Page> {
-        let error = StoreError::Unavailable("this store cannot be read in pages".to_owned());
-        Box::pin(std::future::ready(Err(error)))
-    }
+    async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError>;
+}
 
-    /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as finished.
-    /// Returns the number of removed cookies, or `None` if `stop` was cancelled before the end.
+/// The [retry queue](crate::retry_queue) of a store that [defers](WriteOutcome::deferred) cookies.
+#[async_trait]
+pub trait Backlog: fmt::Debug + Send + Sync + 'static {
+    /// Whether the DSP has a database.
+    fn has_slot(&self, dsp_id: u32) -> bool;
+
+    /// Writes `batch`, which contains only cookies of this DSP, and makes them durable. Creates the DSP's database if
+    /// needed. With an empty batch, checks whether the database is writable. May run concurrently with
+    /// [`Cookies::write`] and for several DSPs.
     ///
     /// # Errors
-    /// When the store fails; a later call continues.
-    fn remove_dsp<'a>(
-        &'a self,
-        _deletion: &'a Deletion,
-        _stop: &'a CancellationToken,
-    ) -> StoreFuture<'a, Option<u64>> {
-        Box::pin(std::future::ready(Ok(Some(0))))
-    }
+    /// When not all cookies were written.
+    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError>;
 
-    /// Stores the [floor](Deletion::floor), and removes the deletions that are no longer
-    /// [needed](crate::deletions::StoredDeletion::is_needed).
+    /// The entries of the queue, ordered by number.
     ///
     /// # Errors
-    /// When the store fails; a later call also removes these deletions.
-    fn remove_deletions_until(&self, _floor: u64) -> StoreFuture<'_, ()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
+    /// When the store cannot be read.
+    async fn retry_entries(&self) -> Result<Vec<RetryEntry>, StoreError>;
 
-    /// Checks that the store is writable, without changing it. This is cheap.
+    /// Adds entries to the queue; they are durable when it returns. Idempotent: after an error any of the entries
+    /// may exist, and the same entries can be added again.
     ///
     /// # Errors
-    /// When it is not writable.
-    fn ping(&self) -> StoreFuture<'_, ()>;
+    /// When not all were added.
+    async fn put_retry_entries(&self, entries: &[FullRetryEntry]) -> Result<(), StoreError>;
 
+    /// The chunks of entries, ordered by number. Missing entries are skipped.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn read_retry_entries(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError>;
+
+    /// Removes entries.
+    ///
+    /// # Errors
+    /// When any of them may still exist.
+    async fn remove_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError>;
+}
+
+/// The maintenance of a store.
+#[async_trait]
+pub trait Upkeep: fmt::Debug + Send + Sync + 'static {
     /// The name of the other consumer that owns expiry and compaction of a shared store; `None` if this consumer owns
     /// them. Must be called before each expiry and compaction, and every ten minutes.
     ///
     /// # Errors
     /// When the owner cannot be determined.
-    fn maintenance_owner(&self) -> StoreFuture<'_, Option<String>> {
-        Box::pin(std::future::ready(Ok(None)))
-    }
+    async fn maintenance_owner(&self) -> Result<Option<String>, StoreError>;
 
     /// Enables or disables expiry according to its window. While the window is open, deletes expired cookies. Called at every
     /// change of the window and periodically, to handle new collections. May run concurrently with
@@ -384,20 +393,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it failed; a later call completes it.
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult>;
-
-    /// Duration of an operation after which the store is assumed to hang until a restart; `None` if every operation has a
-    /// deadline.
-    fn hang_timeout(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and the state of consumers
-    /// that no longer exist. Returns the producers of this consumer's deleted cursors.
-    ///
-    /// # Errors
-    /// When it failed; a later call completes it.
-    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>>;
+    async fn expire(&self, expiry: Expiry<'_>) -> Result<ExpiryResult, StoreError>;
 
     /// Reclaims the disk space of deleted cookies, if the store does not do so itself and enough can be reclaimed. Returns
     /// whether nothing remains to be done. The store records compactions. When `stop` is cancelled, it starts no further
@@ -405,7 +401,30 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When a collection failed; all others are done. A later call completes it.
-    fn compact<'a>(&'a self, _compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
-        Box::pin(std::future::ready(Ok(true)))
-    }
+    async fn compact(&self, compaction: Compaction<'_>) -> Result<bool, StoreError>;
+
+    /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as finished.
+    /// Returns the number of removed cookies, or `None` if `stop` was cancelled before the end.
+    ///
+    /// # Errors
+    /// When the store fails; a later call continues.
+    async fn remove_dsp(
+        &self,
+        deletion: &Deletion,
+        stop: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError>;
+
+    /// Stores the [floor](Deletion::floor), and removes the deletions that are no longer
+    /// [needed](crate::deletions::StoredDeletion::is_needed).
+    ///
+    /// # Errors
+    /// When the store fails; a later call also removes these deletions.
+    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError>;
+
+    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and the state of consumers
+    /// that no longer exist. Returns the producers of this consumer's deleted cursors.
+    ///
+    /// # Errors
+    /// When it failed; a later call completes it.
+    async fn delete_cursors_before(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError>;
 }

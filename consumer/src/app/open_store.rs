@@ -1,7 +1,5 @@
 //! Opens the configured store.
 
-use std::sync::Arc;
-
 use crate::{
     config::{Config, StoreConfig},
     store::{Store, discard::DiscardStore, embedded::EmbeddedStore, mongodb::MongodbStore},
@@ -11,13 +9,15 @@ use crate::{
 ///
 /// # Errors
 /// When the embedded store cannot be opened. The error states the remedy.
-pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     Ok(match &config.storage.store {
         StoreConfig::Embedded(dir) => {
             let (dir, ttls) = (dir.clone(), config.ttls.clone());
-            Arc::new(EmbeddedStore::open(dir, ttls).await?)
+            EmbeddedStore::open(dir, ttls).await?.into()
         }
-        StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(config.mongodb_store(uri))),
-        StoreConfig::Discard => Arc::new(DiscardStore::default()),
+        StoreConfig::Mongodb(uri) => {
+            Store::with_all_roles(MongodbStore::new(config.mongodb_store(uri)))
+        }
+        StoreConfig::Discard => DiscardStore.into(),
     })
 }

@@ -15,7 +15,7 @@ use crate::{
         tests::{batch, chunk},
     },
     producers::{StreamGuard, StreamStart},
-    store::embedded::EmbeddedStore,
+    store::{Cookies as _, PAGE_COOKIES_MAX, embedded::EmbeddedStore},
     ttl::Ttls,
 };
 
@@ -24,6 +24,7 @@ const TOKEN: &str = "a-token-of-16-bytes";
 /// A node with a producer whose stream is open.
 struct Node {
     dir: TempDir,
+    store: Arc<EmbeddedStore>,
     pages: CookiePages,
     stream: StreamGuard,
 }
@@ -36,6 +37,7 @@ impl Node {
         let file = NamedFile::from_flag("--cookies-token-file", tokens.to_str().unwrap());
         let ttls = Ttls::new(Duration::from_secs(3600), BTreeMap::new());
         let store = EmbeddedStore::open(dir.path().join("store"), ttls).await;
+        let store = Arc::new(store.unwrap());
         let producers = Producers::default();
         producers.load(Vec::new());
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
@@ -52,18 +54,23 @@ impl Node {
             tokens: Some(Arc::new(
                 Reloader::load(token::File::new(file.unwrap())).unwrap(),
             )),
-            store: Arc::new(store.unwrap()),
+            lookup: Some(Arc::clone(&store) as _),
             deletions: Deletions::default(),
             producers,
             one: Semaphore::new(1),
         };
-        Self { dir, pages, stream }
+        Self {
+            dir,
+            store,
+            pages,
+            stream,
+        }
     }
 
     /// Stores cookies accepted at this time. A cookie without a buyer uid is a deletion.
     async fn write(&self, accepted: u64, cookies: &[(&str, u32, &str)]) {
         let batch = Arc::new(batch(&[chunk(1, accepted, cookies)]));
-        self.pages.store.write(batch).await.unwrap();
+        self.store.write(batch).await.unwrap();
     }
 
     /// Receives all cookies up to a sequence number and a time.
@@ -127,13 +134,13 @@ async fn two_nodes(users: usize) -> ([Node; 2], u64) {
 
 #[tokio::test]
 async fn another_node_continues_and_equal_times_cross_a_page() {
-    let (nodes, accepted) = two_nodes(2 * ROWS_MAX + 10).await;
+    let (nodes, accepted) = two_nodes(2 * PAGE_COOKIES_MAX + 10).await;
     let before = accepted / 1000 + 1;
     let (mut users, mut next, mut pages) = (Vec::new(), String::new(), 0);
     loop {
         let query = format!("?dsp=7&before={before}{next}");
         let (rows, end) = nodes[pages % 2].page(&query).await;
-        assert!(rows.len() <= ROWS_MAX);
+        assert!(rows.len() <= PAGE_COOKIES_MAX);
         for row in &rows {
             assert_eq!(
                 (&row["b"], &row["t"]),
@@ -148,7 +155,7 @@ async fn another_node_continues_and_equal_times_cross_a_page() {
         }
     }
     assert_eq!(pages, 3);
-    assert_eq!(users.len(), 2 * ROWS_MAX + 10);
+    assert_eq!(users.len(), 2 * PAGE_COOKIES_MAX + 10);
     assert!(users.is_sorted() && users.windows(2).all(|pair| pair[0] != pair[1]));
     let (rows, _) = nodes[0]
         .page(&format!("?dsp=7&before={}", before - 1))
@@ -255,7 +262,9 @@ async fn node_that_is_not_complete_has_no_pages() {
     assert_eq!(status(&node).await, 503);
     drop(other);
     assert_eq!(status(&node).await, 200);
-    let Node { pages, stream, dir } = node;
+    let Node {
+        pages, stream, dir, ..
+    } = node;
     drop(stream);
     assert_eq!(pages.producers.complete_until(), None);
     drop(dir);

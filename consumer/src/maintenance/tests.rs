@@ -2,18 +2,15 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use futures_util::FutureExt;
+use async_trait::async_trait;
 use jiff::Timestamp;
 use runtime::metrics::Registry;
 use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    batch::{Batch, Cursor},
-    clock::ManualClock,
-    metrics::register_producers,
-    store::{ExpiryResult, LookupResult, StoreFuture, StoredState, WriteOutcome},
-    ttl::Ttls,
+    batch::Cursor, clock::ManualClock, deletions::Deletion, metrics::register_producers,
+    store::ExpiryResult, ttl::Ttls,
 };
 
 /// Calls of a store, in order.
@@ -30,10 +27,6 @@ struct FakeStore {
     calls: Mutex<Vec<Call>>,
     /// Whether a compaction runs until it is stopped.
     endless_compaction: bool,
-}
-
-fn done<T: Send + 'static>(value: T) -> StoreFuture<'static, T> {
-    std::future::ready(Ok(value)).boxed()
 }
 
 impl FakeStore {
@@ -58,54 +51,48 @@ impl FakeStore {
     }
 }
 
-impl Store for FakeStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        done(StoredState::default())
+#[async_trait]
+impl Upkeep for FakeStore {
+    async fn maintenance_owner(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
     }
 
-    fn write(&self, _: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        done(WriteOutcome::default())
-    }
-
-    fn lookup<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a crate::deletions::Deletions,
-    ) -> StoreFuture<'a, LookupResult> {
-        done(LookupResult::default())
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        done(())
-    }
-
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
+    async fn expire(&self, expiry: Expiry<'_>) -> Result<ExpiryResult, StoreError> {
         self.record(Call::Expire(expiry.open));
-        done(ExpiryResult {
+        Ok(ExpiryResult {
             deleted: 2,
             complete: true,
             ..ExpiryResult::default()
         })
     }
 
-    fn delete_cursors_before(&self, _: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        let is_first = self.count(|call| call == Call::Expire(true)) == 1;
-        done(is_first.then(|| "gone".into()).into_iter().collect())
-    }
-
-    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
+    async fn compact(&self, compaction: Compaction<'_>) -> Result<bool, StoreError> {
         let since = compaction.since;
         self.record(Call::Compact { since });
-        async move {
-            if self.endless_compaction {
-                compaction.stop.cancelled().await;
-                self.record(Call::Stopped);
-                return Ok(false);
-            }
-            (compaction.report)(Duration::from_secs(1), 100);
-            Ok(self.compactions().is_multiple_of(3))
+        if self.endless_compaction {
+            compaction.stop.cancelled().await;
+            self.record(Call::Stopped);
+            return Ok(false);
         }
-        .boxed()
+        (compaction.report)(Duration::from_secs(1), 100);
+        Ok(self.compactions().is_multiple_of(3))
+    }
+
+    async fn remove_dsp(
+        &self,
+        _: &Deletion,
+        _: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError> {
+        Ok(Some(0))
+    }
+
+    async fn remove_deletions_until(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+        let is_first = self.count(|call| call == Call::Expire(true)) == 1;
+        Ok(is_first.then(|| "gone".into()).into_iter().collect())
     }
 }
 
@@ -159,7 +146,7 @@ impl Setup {
         };
         let stop = CancellationToken::new();
         let maintenance = run(
-            Arc::clone(&self.store) as Arc<dyn Store>,
+            Arc::clone(&self.store) as _,
             watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
             self.producers.clone(),

@@ -25,7 +25,7 @@ use crate::{
     dead_letters::DeadLetters,
     health::Health,
     ledger::LedgerCounts,
-    store::{RejectedCookie, Store, StoreError, WriteOutcome},
+    store::{Backlog, RejectedCookie, StoreError, WriteOutcome},
     ttl::Ttls,
 };
 
@@ -48,7 +48,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Retrier {
     pub(crate) retry_queue: RetryQueue,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) backlog: Arc<dyn Backlog>,
     pub(crate) health: Arc<Health>,
     pub(crate) dead_letters: DeadLetters,
     pub(crate) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
@@ -140,22 +140,21 @@ impl Retrier {
                 break;
             }
             let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
-            let mut batch = unpack(self.store.read_retry_entries(&numbers).await?);
+            let mut batch = unpack(self.backlog.read_retry_entries(&numbers).await?);
             batch.remove_deleted(&self.retry_queue.deletions);
             let batch = Arc::new(batch);
             let written = match self.rejection_reason(dsp_id, &batch) {
                 Some(why) => {
                     if !batch.deletions().is_empty() {
                         let deletions = Arc::new(batch.only_deletions());
-                        self.store.retry(dsp_id, deletions).await?;
+                        self.backlog.retry(dsp_id, deletions).await?;
                     }
                     all_rejected(&batch, why)
                 }
-                None => self.store.retry(dsp_id, Arc::clone(&batch)).await?,
+                None => self.backlog.retry(dsp_id, Arc::clone(&batch)).await?,
             };
             has_retried = true;
-            let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
-            let counts = batch.counts();
+            let (counts, stored) = (batch.counts(), written.counts(batch.len()));
             let (cookies, superseded) = (batch.len() as u64, counts.superseded);
             let queued: u64 = entries.iter().map(|entry| entry.cookies).sum();
             let unreadable = queued.saturating_sub(cookies + superseded + counts.deleted);
@@ -170,13 +169,10 @@ impl Retrier {
             self.remove(dsp_id, &numbers).await;
             self.retry_queue.remove_oldest(dsp_id, entries.len());
             let outcomes = LedgerCounts {
-                written: cookies - stale - rejected,
                 superseded,
-                stale,
-                rejected,
                 unreadable,
                 deleted_on_arrival: counts.deleted,
-                ..LedgerCounts::default()
+                ..stored
             };
             self.retry_queue.metrics.ledger.retried(&outcomes);
         }
@@ -184,7 +180,7 @@ impl Retrier {
             self.health.set_dsp_available(dsp_id);
         } else if !has_retried {
             let empty = Arc::new(Batch::new(1, 1));
-            self.store.retry(dsp_id, empty).await?;
+            self.backlog.retry(dsp_id, empty).await?;
             self.health.set_dsp_available(dsp_id);
         }
         Ok(())
@@ -194,7 +190,7 @@ impl Retrier {
     /// entries cannot be read again.
     async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
         let mut backoff = backoff();
-        while let Err(error) = self.store.remove_retry_entries(numbers).await {
+        while let Err(error) = self.backlog.remove_retry_entries(numbers).await {
             self.health.set_dsp_failing(dsp_id, &error.to_string());
             sleep(backoff.delay()).await;
         }

@@ -2,16 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Failure;
-use crate::{
-    backoff::Backoff,
-    health::Health,
-    metrics,
-    store::{Store, StoreError, StoreFuture},
-};
+use crate::{backoff::Backoff, health::Health, metrics, store::StoreError};
 
 /// Duration of an attempt after which the store is reported as down. The attempt continues.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,7 +21,7 @@ const REASONS_MAX: usize = 8;
 /// Calls the store, and reports the start and end of outages to health, metrics and log.
 #[derive(Debug)]
 pub(super) struct StoreCaller {
-    pub(super) store: Arc<dyn Store>,
+    hang_timeout: Option<Duration>,
     pub(super) health: Arc<Health>,
     pub(super) metrics: metrics::Sink,
     pub(super) stop: CancellationToken,
@@ -37,13 +33,13 @@ pub(super) struct StoreCaller {
 impl StoreCaller {
     /// Cancelling `stop` ends pending calls.
     pub(super) fn new(
-        store: Arc<dyn Store>,
+        hang_timeout: Option<Duration>,
         health: Arc<Health>,
         metrics: metrics::Sink,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            store,
+            hang_timeout,
             health,
             metrics,
             stop,
@@ -56,14 +52,14 @@ impl StoreCaller {
     ///
     /// # Errors
     /// When the store failed permanently, or `stop` is cancelled.
-    pub(super) async fn retry<T>(
+    pub(super) async fn retry<'a, T>(
         &mut self,
-        call: impl for<'a> Fn(&'a dyn Store) -> StoreFuture<'a, T>,
+        call: impl Fn() -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> Result<T, Failure> {
-        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        let stop = self.stop.clone();
         let mut backoff = Backoff::default();
         loop {
-            let result = self.unless_stopped(call(&*store)).await?;
+            let result = self.unless_stopped(call()).await?;
             self.note(result.as_ref().err())?;
             if let Ok(done) = result {
                 return Ok(done);
@@ -106,7 +102,7 @@ impl StoreCaller {
             return result;
         }
         self.report_down(format!("no response for {TIMEOUT:?}"));
-        if let Some(hang_timeout) = self.store.hang_timeout() {
+        if let Some(hang_timeout) = self.hang_timeout {
             if let Ok(result) = timeout(hang_timeout.saturating_sub(TIMEOUT), &mut call).await {
                 return result;
             }

@@ -32,7 +32,7 @@ use crate::{
     ledger::LedgerCounts,
     metrics::Metrics,
     retry_queue::{Retrier, RetryQueue},
-    store::{DeferredCookies, Store},
+    store::{Backlog, Cookies, DeferredCookies},
     subscription::buffer::{self, BufferWriter, Item},
     suppression::Suppression,
     ttl::Ttls,
@@ -71,7 +71,8 @@ fn no_rejected_dsps() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
 
 /// A writer with the dead-letter file in `dir`.
 fn writer(
-    store: Arc<dyn Store>,
+    cookies: Arc<dyn Cookies>,
+    backlog: Option<Arc<dyn Backlog>>,
     suppression: Arc<Mutex<Suppression>>,
     health: Arc<Health>,
     metrics: &Metrics,
@@ -81,7 +82,9 @@ fn writer(
     let (sink, letters) = (metrics.sink.clone(), dir.join("letters"));
     let dead_letters = DeadLetters::new(letters, 1 << 20, sink.dead_letters.clone());
     Writer {
-        caller: StoreCaller::new(store, health, sink, stop),
+        caller: StoreCaller::new(cookies.hang_timeout(), health, sink, stop),
+        cookies,
+        backlog,
         suppression,
         dead_letters,
         retry_queue: RetryQueue::new(
@@ -105,7 +108,8 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
     let dir = TempDir::new().unwrap();
     let stop = CancellationToken::new();
     let writer = writer(
-        Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&store) as _,
+        Some(Arc::clone(&store) as _),
         Arc::clone(&suppression),
         Arc::clone(&health),
         &metrics,

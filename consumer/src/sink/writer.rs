@@ -26,9 +26,8 @@ use super::{BatchReceiver, Failure, store_caller::StoreCaller};
 use crate::{
     batch::Batch,
     dead_letters::DeadLetters,
-    ledger::LedgerCounts,
     retry_queue::RetryQueue,
-    store::{StoreError, StoredState, WriteOutcome},
+    store::{Backlog, Cookies, StoreError, StoredState, WriteOutcome},
     suppression::{self, Suppression},
 };
 
@@ -42,6 +41,8 @@ const RECORD_COOKIES_MAX: usize = 5_000;
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(super) caller: StoreCaller,
+    pub(super) cookies: Arc<dyn Cookies>,
+    pub(super) backlog: Option<Arc<dyn Backlog>>,
     pub(super) suppression: Arc<Mutex<Suppression>>,
     pub(super) dead_letters: DeadLetters,
     pub(super) retry_queue: RetryQueue,
@@ -52,7 +53,7 @@ enum WriterState {
     /// No batch.
     Idle,
     /// `next` is being written; no batch is being committed.
-    CollectionWrite { next: NextBatch, attempt: Attempt },
+    Writing { next: NextBatch, attempt: Attempt },
     /// `previous` is being committed while `next` is written, if there is one.
     Committing {
         previous: UncommittedBatch,
@@ -88,13 +89,13 @@ impl Writer {
     /// # Errors
     /// When the store failed permanently, or `stop` is cancelled.
     pub(super) async fn load(&mut self) -> Result<StoredState, Failure> {
-        self.caller.retry(|store| store.ping()).await?;
-        let mut loaded = self.caller.retry(|store| store.load()).await?;
-        self.retry_queue.load(&loaded.retry_queue);
-        let deletions = self.retry_queue.deletions().clone();
-        self.caller
-            .retry(|store| store.load_deletions(deletions.clone()))
-            .await?;
+        self.caller.retry(|| self.cookies.ping()).await?;
+        if let Some(backlog) = &self.backlog {
+            let entries = self.caller.retry(|| backlog.retry_entries()).await?;
+            self.retry_queue.load(&entries);
+        }
+        let deletions = self.retry_queue.deletions();
+        let mut loaded = self.caller.retry(|| self.cookies.load(deletions)).await?;
         // DSPs whose databases the retrier will create.
         loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)
@@ -109,13 +110,13 @@ impl Writer {
         loop {
             state = match state {
                 WriterState::Idle => match self.wait_for(&mut batches).await? {
-                    Some(next) => WriterState::CollectionWrite {
+                    Some(next) => WriterState::Writing {
                         next,
                         attempt: None,
                     },
                     None => return Ok(()),
                 },
-                WriterState::CollectionWrite { next, attempt } => {
+                WriterState::Writing { next, attempt } => {
                     let previous = self.write(next, attempt).await?;
                     WriterState::Committing {
                         commit: self.commit(&previous),
@@ -162,13 +163,12 @@ impl Writer {
                     return Ok(next.map(|next| self.receive(next)));
                 },
             }
-            let store = Arc::clone(&self.caller.store);
-            let pinged = self.caller.unless_stopped(store.ping()).await?;
+            let pinged = self.caller.unless_stopped(self.cookies.ping()).await?;
             self.caller.note(pinged.as_ref().err())?;
         }
     }
 
-    /// From [`WriterState::CollectionWrite`]: writes a batch, unless an attempt has done so already.
+    /// From [`WriterState::Writing`]: writes a batch, unless an attempt has done so already.
     async fn write(
         &mut self,
         next: NextBatch,
@@ -182,7 +182,7 @@ impl Writer {
             Some(Ok(written)) => written,
             _ => {
                 self.caller
-                    .retry(|store| store.write(Arc::clone(&batch)))
+                    .retry(|| self.cookies.write(Arc::clone(&batch)))
                     .await?
             }
         };
@@ -197,9 +197,9 @@ impl Writer {
     }
 
     fn commit(&self, previous: &UncommittedBatch) -> Commit {
-        let (store, batch) = (Arc::clone(&self.caller.store), Arc::clone(&previous.batch));
+        let (cookies, batch) = (Arc::clone(&self.cookies), Arc::clone(&previous.batch));
         let receipt = previous.written.receipt;
-        async move { store.commit(&batch, receipt).await }.boxed()
+        async move { cookies.commit(&batch, receipt).await }.boxed()
     }
 
     /// From [`WriterState::Committing`] without a next batch: waits for the commit or the next batch.
@@ -230,13 +230,12 @@ impl Writer {
         commit: Commit,
         next: NextBatch,
     ) -> Result<WriterState, Failure> {
-        let store = Arc::clone(&self.caller.store);
-        let write = store.write(Arc::clone(&next.batch));
+        let write = self.cookies.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
         let (committed, attempt) = self.caller.unless_stopped(both).await?;
         // After a failed commit, the server may have lost the writes since the last commit.
         let is_durable = self.committed(previous, committed).await?;
-        Ok(WriterState::CollectionWrite {
+        Ok(WriterState::Writing {
             next,
             attempt: is_durable.then_some(attempt),
         })
@@ -262,11 +261,10 @@ impl Writer {
         let batch = Arc::clone(&previous.batch);
         let mut after = self
             .caller
-            .retry(|store| {
-                let batch = Arc::clone(&batch);
-                async move {
-                    let written = store.write(Arc::clone(&batch)).await?;
-                    store.commit(&batch, written.receipt).await?;
+            .retry(|| {
+                async {
+                    let written = self.cookies.write(Arc::clone(&batch)).await?;
+                    self.cookies.commit(&batch, written.receipt).await?;
                     Ok(written)
                 }
                 .boxed()
@@ -304,19 +302,23 @@ impl Writer {
                 self.caller.health.set_dsp_failing(it.dsp_id, why);
             }
         }
-        let has_slot = |dsp_id| self.caller.store.has_slot(dsp_id);
-        let (entries, overflow) = self.retry_queue.pack(batch, &written.deferred, has_slot);
-        if !entries.is_empty() {
-            self.caller
-                .retry(|store| store.put_retry_entries(Arc::clone(&entries)))
-                .await?;
-            self.retry_queue.add_durable(&entries);
+        if !written.deferred.is_empty() {
+            let backlog = self.backlog.as_ref();
+            let backlog = backlog.expect("a store without a backlog defers no cookies");
+            let has_slot = |dsp_id| backlog.has_slot(dsp_id);
+            let (entries, overflow) = self.retry_queue.pack(batch, &written.deferred, has_slot);
+            if !entries.is_empty() {
+                self.caller
+                    .retry(|| backlog.put_retry_entries(&entries))
+                    .await?;
+                self.retry_queue.add_durable(&entries);
+            }
+            let did_not_fit: HashSet<u32> = overflow.iter().map(|it| it.index).collect();
+            for it in &mut written.deferred {
+                it.indices.retain(|index| !did_not_fit.contains(index));
+            }
+            written.rejected.extend(overflow);
         }
-        let did_not_fit: HashSet<u32> = overflow.iter().map(|it| it.index).collect();
-        for it in &mut written.deferred {
-            it.indices.retain(|index| !did_not_fit.contains(index));
-        }
-        written.rejected.extend(overflow);
         let rejected = written.rejected.clone();
         self.dead_letters.write(batch, rejected).await;
         Ok(())
@@ -326,19 +328,8 @@ impl Writer {
     fn count_stored(&self, previous: &UncommittedBatch) {
         let (batch, metrics) = (&previous.batch, &self.caller.metrics);
         let now = unix_micros();
-        let stale = previous.written.stale.len() as u64;
-        let rejected = previous.written.rejected.len() as u64;
-        let deferred = previous.written.deferred.iter();
-        let in_retry_queue = deferred.map(|it| it.indices.len() as u64).sum();
-        let written = batch.len() as u64 - stale - rejected - in_retry_queue;
-        let store_outcomes = LedgerCounts {
-            written,
-            stale,
-            rejected,
-            in_retry_queue,
-            ..LedgerCounts::default()
-        };
-        metrics.ledger.settled(&batch.counts(), &store_outcomes);
+        let outcomes = previous.written.counts(batch.len());
+        metrics.ledger.settled(&batch.counts(), &outcomes);
         metrics.batches.inc();
         let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());
@@ -371,9 +362,9 @@ impl Writer {
         tracing::debug!(
             cookies,
             ?took,
-            stale,
-            rejected,
-            in_retry_queue,
+            stale = outcomes.stale,
+            rejected = outcomes.rejected,
+            in_retry_queue = outcomes.in_retry_queue,
             "batch stored"
         );
     }

@@ -5,7 +5,7 @@
 //! module. Bloom filters in memory avoid reading the disk if the pair does not exist.
 //!
 //! Cookies, the acceptance time of the newest one, and cursors are written atomically, and synced before
-//! [`Store::write`] returns. A failed sync breaks the store permanently, because the content of the disk is known only
+//! [`Cookies::write`] returns. A failed sync breaks the store permanently, because the content of the disk is known only
 //! after reopening it. A failure of fjall's background threads, which flush and compact, has the same effect. The next
 //! ping detects this failure, even while a write waits for the threads.
 //!
@@ -16,20 +16,22 @@
 //! lookups omit them. The store never starts a full ("major") compaction, which would block all other compactions and, after
 //! four flushes, the writers. So it ignores the compaction window.
 
-mod deletions;
 mod expiry;
 mod page;
 mod recent;
 mod records;
+mod upkeep;
 
 use std::{
     collections::BTreeSet,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
+use async_trait::async_trait;
 use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
@@ -38,15 +40,14 @@ use parking_lot::Mutex;
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::{open_files, unfinished_store, unix_micros};
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use super::{
-    ExpiryResult, LookupResult, Page, PageQuery, Store, StoreError, StoreFuture, StoredState,
+    Cookies, Lookup, LookupResult, Page, PageQuery, Receipt, Store, StoreError, StoredState,
     WriteOutcome,
 };
 use crate::{
     batch::{Batch, BatchCookie},
-    deletions::{Deletion, Deletions},
+    deletions::Deletions,
     ttl::Ttls,
 };
 use expiry::ExpiryFilter;
@@ -153,21 +154,23 @@ impl EmbeddedStore {
     }
 
     /// Runs `work` on a blocking thread.
-    fn run<'a, T: Send + 'static>(
-        &'a self,
+    async fn run<T: Send + 'static>(
+        &self,
         work: impl FnOnce(&Inner) -> fjall::Result<T> + Send + 'static,
-    ) -> StoreFuture<'a, T> {
+    ) -> Result<T, StoreError> {
         let inner = Arc::clone(&self.inner);
-        Box::pin(async move {
-            match tokio::task::spawn_blocking(move || work(&inner)).await {
-                Ok(done) => done.map_err(store_error),
-                Err(error) => Err(StoreError::Broken(format!("a store task failed: {error}"))),
-            }
-        })
+        match tokio::task::spawn_blocking(move || work(&inner)).await {
+            Ok(done) => done.map_err(store_error),
+            Err(error) => Err(StoreError::Broken(format!("a store task failed: {error}"))),
+        }
     }
 
     /// The result of `work`, or an error if fjall fails while it runs.
-    async fn unless_broken<T>(&self, mut work: StoreFuture<'_, T>) -> Result<T, StoreError> {
+    async fn unless_broken<T>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let mut work = pin!(work);
         loop {
             tokio::select! {
                 biased;
@@ -179,69 +182,62 @@ impl EmbeddedStore {
     }
 }
 
-impl Store for EmbeddedStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        self.run(Inner::load)
+/// A store without a [`Backlog`](super::Backlog): no single DSP fails.
+impl From<EmbeddedStore> for Store {
+    fn from(store: EmbeddedStore) -> Self {
+        let store = Arc::new(store);
+        Self {
+            cookies: Arc::clone(&store) as _,
+            lookup: Some(Arc::clone(&store) as _),
+            backlog: None,
+            upkeep: Some(store),
+        }
+    }
+}
+
+#[async_trait]
+impl Cookies for EmbeddedStore {
+    async fn load(&self, deletions: &Deletions) -> Result<StoredState, StoreError> {
+        let deletions = deletions.clone();
+        self.run(move |inner| inner.load(&deletions)).await
     }
 
-    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
-        self.run(move |inner| inner.load_deletions(&deletions))
+    async fn write(&self, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        self.unless_broken(self.run(move |inner| inner.write(&batch)))
+            .await
     }
 
-    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        let writing = self.run(move |inner| inner.write(&batch));
-        Box::pin(self.unless_broken(writing))
+    /// [`write`](Self::write) has synced the batch.
+    async fn commit(&self, _: &Batch, _: Receipt) -> Result<(), StoreError> {
+        Ok(())
     }
 
-    fn lookup<'a>(
-        &'a self,
-        user_id: &'a str,
-        deletions: &'a Deletions,
-    ) -> StoreFuture<'a, LookupResult> {
-        let (user_id, deletions) = (user_id.to_owned(), deletions.clone());
-        self.run(move |inner| inner.lookup(&user_id, &deletions))
-    }
-
-    fn page<'a>(&'a self, query: &'a PageQuery, deletions: &'a Deletions) -> StoreFuture<'a, Page> {
-        let (query, deletions) = (query.clone(), deletions.clone());
-        self.run(move |inner| inner.page(&query, &deletions))
-    }
-
-    fn remove_dsp<'a>(
-        &'a self,
-        deletion: &'a Deletion,
-        stop: &'a CancellationToken,
-    ) -> StoreFuture<'a, Option<u64>> {
-        Box::pin(self.remove_all_of_dsp(deletion, stop))
-    }
-
-    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
-        self.run(move |inner| inner.remove_deletions_until(floor))
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
+    async fn ping(&self) -> Result<(), StoreError> {
         // There is nothing to flush, but this returns an error if fjall has stopped.
         self.run(|inner| inner.database.persist(PersistMode::Buffer))
+            .await
     }
 
     fn hang_timeout(&self) -> Option<Duration> {
         Some(HANGS_AFTER)
     }
+}
 
-    fn expire<'a>(&'a self, expiry: super::Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
-        if expiry.open {
-            self.inner.expiry.set_now(expiry.now);
-        }
-        let expired = ExpiryResult {
-            deleted: self.inner.expiry.take_removed(),
-            complete: true,
-            ..ExpiryResult::default()
-        };
-        Box::pin(std::future::ready(Ok(expired)))
+#[async_trait]
+impl Lookup for EmbeddedStore {
+    async fn lookup(
+        &self,
+        user_id: &str,
+        deletions: &Deletions,
+    ) -> Result<LookupResult, StoreError> {
+        let (user_id, deletions) = (user_id.to_owned(), deletions.clone());
+        self.run(move |inner| inner.lookup(&user_id, &deletions))
+            .await
     }
 
-    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        self.run(move |inner| inner.delete_cursors_before(before))
+    async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError> {
+        let (query, deletions) = (query.clone(), deletions.clone());
+        self.run(move |inner| inner.page(&query, &deletions)).await
     }
 }
 
@@ -303,7 +299,8 @@ impl Inner {
         })
     }
 
-    fn load(&self) -> fjall::Result<StoredState> {
+    fn load(&self, deletions: &Deletions) -> fjall::Result<StoredState> {
+        self.load_deletions(deletions)?;
         let mut loaded = StoredState::default();
         for pair in self.meta.prefix(CURSOR_PREFIX) {
             let (key, value) = pair.into_inner()?;

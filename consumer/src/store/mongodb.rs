@@ -15,69 +15,52 @@
 //! Expired cookies are deleted by a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50
 //! million documents, replacing a stored cookie costs mongod 0.58 to 0.76 times as much without the index as with it.
 //! Outside the window the index expires documents after 68 years; `collMod` changes this time without affecting other
-//! data on the server. See `sweep.rs` and `expiry.rs`. `compaction.rs` reclaims disk space.
+//! data on the server. See `upkeep/sweep.rs` and `upkeep/expiry.rs`. `upkeep/compaction.rs` reclaims disk space.
 //!
 //! # Failures
 //!
 //! Every command has a deadline, after which the store repeats it; the repetition changes nothing. Exceptions are `compact`, which may run
-//! for its whole window, and the creation of an index. Failures of one DSP's database do not affect other DSPs: see `batch_write.rs`.
+//! for its whole window, and the creation of an index. Failures of one DSP's database do not affect other DSPs: see `cookies/batch_write.rs`.
 //!
 //! No error contains the credentials of the connection string: neither the driver nor the server reports them.
 
-mod batch_write;
+mod backlog;
 mod breakers;
 mod bson;
 mod collection;
-pub mod command;
-mod compaction;
+mod commit_times;
 mod connection;
-mod cursors;
-mod deletions;
+mod cookies;
+mod databases;
+mod documents;
 mod duplicate_key;
 mod error_class;
 mod error_text;
-mod expiry;
-mod insert_strategy;
 mod lookup;
-mod owner;
-mod page;
-mod retry_queue;
-mod sweep;
-mod write;
+mod server;
+mod upkeep;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     sync::{Arc, atomic::AtomicI64},
-    time::Instant,
 };
 
-use bytes::Bytes;
-use futures_util::FutureExt;
-use mongodb::{
-    Database,
-    bson::{Bson, DateTime},
-};
+use mongodb::bson::{Bson, DateTime};
 use parking_lot::Mutex;
 use runtime::unix_micros;
 use tokio::sync::OnceCell;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
-use super::{
-    Compaction, Expiry, ExpiryResult, FullRetryEntry, LookupResult, Page, PageQuery, Receipt,
-    Store, StoreError, StoreFuture, StoredState, WriteOutcome,
-};
-use crate::{
-    batch::{Batch, Cursor},
-    deletions::{Deletion, Deletions},
-    ttl::Ttls,
-};
+use super::{Receipt, StoreError};
+use crate::{batch::Cursor, ttl::Ttls};
 use breakers::Breakers;
-use command::CollectionId;
+use commit_times::CommitTimes;
 use connection::Connection;
 pub use connection::check_uri;
-use insert_strategy::InsertStrategy;
-use sweep::commit_times::CommitTimes;
+pub use cookies::command;
+use cookies::insert_strategy::InsertStrategy;
+use databases::DspDatabases;
 
 /// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
@@ -91,17 +74,11 @@ const INVALID_OPTIONS: i32 = 72;
 /// A store in the MongoDB server or replica set of a URI.
 #[derive(Debug)]
 pub struct MongodbStore {
-    inner: Arc<Inner>,
-}
-
-/// Shared with the tasks that write to DSP databases.
-#[derive(Debug)]
-struct Inner {
     options: Options,
     connected: OnceCell<Connection>,
     /// Separate connections for lookups.
     lookups: OnceCell<Connection>,
-    dsps: Mutex<DspDatabases>,
+    dsps: Arc<Mutex<DspDatabases>>,
     /// The server process of the latest commit.
     server: Mutex<Option<Receipt>>,
     /// The cursors of that commit.
@@ -110,7 +87,7 @@ struct Inner {
     started: i64,
     commits: AtomicI64,
     /// Insert strategies by DSP.
-    insert_strategies: Mutex<BTreeMap<u32, InsertStrategy>>,
+    insert_strategies: Mutex<BTreeMap<u32, Arc<Mutex<InsertStrategy>>>>,
     breakers: Breakers,
     /// Tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
@@ -155,40 +132,14 @@ impl fmt::Debug for Options {
     }
 }
 
-#[derive(Debug, Default)]
-struct DspDatabases {
-    /// DSPs that had a database at startup, or for which this process created one.
-    slots: BTreeSet<u32>,
-    /// The collections to which this process writes; `None` if the server cannot check their ids.
-    collections: BTreeMap<u32, Option<CollectionId>>,
-    /// DSPs that had a database when databases were last listed.
-    listed: BTreeSet<u32>,
-    listed_at: Option<Instant>,
-}
-
-impl DspDatabases {
-    /// Records that this DSP has a database.
-    fn add_slot(&mut self, dsp_id: u32) {
-        self.slots.insert(dsp_id);
-        self.listed.insert(dsp_id);
-    }
-
-    /// Records that the collection of this DSP was dropped. The next retry creates it.
-    fn remove_slot(&mut self, dsp_id: u32) {
-        self.slots.remove(&dsp_id);
-        self.listed.remove(&dsp_id);
-        self.collections.remove(&dsp_id);
-    }
-}
-
 impl MongodbStore {
     /// A store that connects on first use.
     pub fn new(options: Options) -> Self {
-        let inner = Inner {
+        Self {
             options,
             connected: OnceCell::new(),
             lookups: OnceCell::new(),
-            dsps: Mutex::default(),
+            dsps: Arc::default(),
             server: Mutex::default(),
             committed: Mutex::default(),
             started: i64::try_from(unix_micros()).unwrap_or(i64::MAX),
@@ -198,30 +149,14 @@ impl MongodbStore {
             tasks: TaskTracker::new(),
             building: Arc::default(),
             commit_times: CommitTimes::default(),
-        };
-        Self {
-            inner: Arc::new(inner),
         }
     }
-}
 
-impl Inner {
     async fn connection(&self) -> Result<&Connection, StoreError> {
         self.connected
             // Async, because host names may have to be resolved.
             .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
-    }
-
-    /// The database of a DSP.
-    fn database(&self, connection: &Connection, dsp_id: u32) -> Database {
-        let name = format!("{}{dsp_id}", self.options.prefix);
-        connection.client.database(&name)
-    }
-
-    /// Whether a DSP has a database.
-    fn has_slot(&self, dsp_id: u32) -> bool {
-        self.dsps.lock().slots.contains(&dsp_id)
     }
 }
 
@@ -246,95 +181,5 @@ fn number(value: &Bson) -> Option<u64> {
     match whole {
         Some(whole) => u64::try_from(whole).ok(),
         None => value.as_f64().and_then(from_double),
-    }
-}
-
-impl Store for MongodbStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        let inner = &self.inner;
-        async move {
-            Ok(StoredState {
-                cursors: inner.load_committed().await?,
-                slots: inner.read_slots().await?,
-                retry_queue: inner.read_retry_index().await?,
-            })
-        }
-        .boxed()
-    }
-
-    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
-        async move { self.inner.read_deletions(&deletions).await }.boxed()
-    }
-
-    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        Arc::clone(&self.inner).write_batch(batch).boxed()
-    }
-
-    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        Arc::clone(&self.inner).retry_dsp(dsp_id, batch).boxed()
-    }
-
-    fn has_slot(&self, dsp_id: u32) -> bool {
-        self.inner.has_slot(dsp_id)
-    }
-
-    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
-        async move { self.inner.insert_retry_entries(&entries).await }.boxed()
-    }
-
-    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
-        self.inner.read_retry_entries(numbers).boxed()
-    }
-
-    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
-        self.inner.delete_retry_entries(numbers).boxed()
-    }
-
-    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> StoreFuture<'a, ()> {
-        self.inner.commit_batch(batch, receipt).boxed()
-    }
-
-    fn lookup<'a>(
-        &'a self,
-        user_id: &'a str,
-        deletions: &'a Deletions,
-    ) -> StoreFuture<'a, LookupResult> {
-        self.inner.find_user(user_id, deletions).boxed()
-    }
-
-    fn page<'a>(&'a self, query: &'a PageQuery, deletions: &'a Deletions) -> StoreFuture<'a, Page> {
-        self.inner.read_page(query, deletions).boxed()
-    }
-
-    fn remove_dsp<'a>(
-        &'a self,
-        deletion: &'a Deletion,
-        stop: &'a CancellationToken,
-    ) -> StoreFuture<'a, Option<u64>> {
-        self.inner.remove_dsp_cookies(deletion, stop).boxed()
-    }
-
-    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
-        self.inner.delete_old_deletions(floor).boxed()
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        self.inner.check_writable().boxed()
-    }
-
-    fn maintenance_owner(&self) -> StoreFuture<'_, Option<String>> {
-        self.inner.other_owner().boxed()
-    }
-
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
-        async move { self.inner.run_expiry(&expiry).await }.boxed()
-    }
-
-    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        self.inner.delete_cursors(before).boxed()
-    }
-
-    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
-        self.inner.compact_all(compaction).boxed()
     }
 }

@@ -13,10 +13,7 @@ use consumer::{
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
     producers::Producers,
-    store::{
-        Store,
-        mongodb::{ExpiryMode, MongodbStore, Options},
-    },
+    store::mongodb::{ExpiryMode, MongodbStore, Options},
     ttl::Ttls,
 };
 use jiff::{Timestamp, tz::TimeZone};
@@ -167,7 +164,7 @@ impl MaintenanceRun {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         task.spawn(maintenance::run(
-            Arc::clone(&store) as Arc<dyn Store>,
+            Arc::clone(&store) as _,
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Producers::default(),

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, RejectedCookie, Store, StoreError,
-    StoreFuture, StoredState, WriteOutcome,
+    Backlog, Cookies, FullRetryEntry, Receipt, RejectedCookie, RetryEntry, StoreError, StoredState,
+    WriteOutcome,
 };
 
 /// A store that fails as configured.
@@ -43,6 +43,16 @@ pub(super) struct FakeStore {
     pub(super) events: Mutex<Vec<String>>,
 }
 
+/// Fails if `failures` are left, and then has one less.
+fn fail(failures: &AtomicU32, why: &str) -> Result<(), StoreError> {
+    let less = |left: u32| left.checked_sub(1);
+    let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+    match failures.fetch_update(set, fetch, less) {
+        Ok(_) => Err(StoreError::Unavailable(why.to_owned())),
+        Err(_) => Ok(()),
+    }
+}
+
 impl FakeStore {
     fn record(&self, event: &str, batch: &Batch) {
         let sequence = batch.cursors().first().map_or(0, |cursor| cursor.sequence);
@@ -51,70 +61,76 @@ impl FakeStore {
     }
 }
 
-impl Store for FakeStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        std::future::ready(Ok(StoredState::default())).boxed()
+#[async_trait]
+impl Cookies for FakeStore {
+    async fn load(&self, _: &Deletions) -> Result<StoredState, StoreError> {
+        Ok(StoredState::default())
     }
 
-    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        async move {
-            self.record("write", &batch);
-            if self.broken {
-                return Err(StoreError::Broken("for good".to_owned()));
-            }
-            let failures = &self.failures;
-            let less = |failures: u32| failures.checked_sub(1);
-            if failures
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-                .is_ok()
-            {
-                return Err(StoreError::Unavailable("for now".to_owned()));
-            }
-            sleep(self.slow).await;
-            self.record("written", &batch);
-            let cursors = batch.cursors().to_vec();
-            self.batches.lock().push((batch.len(), cursors));
-            let rejected = RejectedCookie {
-                index: 0,
-                reason: "not this one".to_owned(),
-            };
-            let mut written = WriteOutcome::default();
-            if let Some(dsp_id) = self.failing_dsp {
-                let indices = (0..).zip(batch.cookies());
-                let indices = indices.filter(|(_, cookie)| cookie.dsp_id == dsp_id);
-                let indices = indices.map(|(index, _)| index).collect();
-                written.deferred(dsp_id, Some("no right".into()), indices);
-            }
-            let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
-            written.rejected.extend(is_picky.then_some(rejected));
-            Ok(written)
+    async fn write(&self, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        self.record("write", &batch);
+        if self.broken {
+            return Err(StoreError::Broken("for good".to_owned()));
         }
-        .boxed()
-    }
-
-    fn commit<'a>(&'a self, batch: &'a Batch, _: Receipt) -> StoreFuture<'a, ()> {
-        async move {
-            self.record("commit", batch);
-            sleep(self.slow_commit).await;
-            let less = |times: u32| times.checked_sub(1);
-            let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-            if self.failed_commits.fetch_update(set, fetch, less).is_ok() {
-                self.has_failed_commit.store(true, Ordering::Relaxed);
-                return Err(StoreError::Unavailable("not durable".to_owned()));
-            }
-            self.record("committed", batch);
-            Ok(())
-        }
-        .boxed()
-    }
-
-    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
-        let less = |times: u32| times.checked_sub(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let result = match self.failed_puts.fetch_update(set, fetch, less) {
-            Ok(_) => Err(StoreError::Unavailable("not now".to_owned())),
-            Err(_) => Ok(()),
+        fail(&self.failures, "for now")?;
+        sleep(self.slow).await;
+        self.record("written", &batch);
+        let cursors = batch.cursors().to_vec();
+        self.batches.lock().push((batch.len(), cursors));
+        let rejected = RejectedCookie {
+            index: 0,
+            reason: "not this one".to_owned(),
         };
+        let mut written = WriteOutcome::default();
+        if let Some(dsp_id) = self.failing_dsp {
+            let indices = (0..).zip(batch.cookies());
+            let indices = indices.filter(|(_, cookie)| cookie.dsp_id == dsp_id);
+            let indices = indices.map(|(index, _)| index).collect();
+            written.deferred(dsp_id, Some("no right".into()), indices);
+        }
+        let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
+        written.rejected.extend(is_picky.then_some(rejected));
+        Ok(written)
+    }
+
+    async fn commit(&self, batch: &Batch, _: Receipt) -> Result<(), StoreError> {
+        self.record("commit", batch);
+        sleep(self.slow_commit).await;
+        if let Err(error) = fail(&self.failed_commits, "not durable") {
+            self.has_failed_commit.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
+        self.record("committed", batch);
+        Ok(())
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        fail(&self.read_only, "read only")
+    }
+
+    fn hang_timeout(&self) -> Option<Duration> {
+        self.hang_timeout
+    }
+}
+
+#[async_trait]
+impl Backlog for FakeStore {
+    fn has_slot(&self, _: u32) -> bool {
+        true
+    }
+
+    async fn retry(&self, _: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        let written = self.write(Arc::clone(&batch)).await?;
+        self.commit(&batch, written.receipt).await?;
+        Ok(written)
+    }
+
+    async fn retry_entries(&self) -> Result<Vec<RetryEntry>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn put_retry_entries(&self, entries: &[FullRetryEntry]) -> Result<(), StoreError> {
+        let result = fail(&self.failed_puts, "not now");
         if result.is_ok() {
             let mut retry_queue = self.retry_queue.lock();
             retry_queue.extend(entries.iter().cloned());
@@ -122,62 +138,20 @@ impl Store for FakeStore {
         let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
         let event = format!("put {cookies}: {}", result.is_ok());
         self.events.lock().push(event);
-        std::future::ready(result).boxed()
+        result
     }
 
-    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
+    async fn read_retry_entries(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
         let retry_queue = self.retry_queue.lock();
         let found = retry_queue
             .iter()
             .filter(|full| numbers.contains(&full.entry.number));
-        let chunks = found.map(|full| full.chunk.clone()).collect();
-        std::future::ready(Ok(chunks)).boxed()
+        Ok(found.map(|full| full.chunk.clone()).collect())
     }
 
-    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
+    async fn remove_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError> {
         let mut retry_queue = self.retry_queue.lock();
         retry_queue.retain(|full| !numbers.contains(&full.entry.number));
-        let less = |times: u32| times.checked_sub(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let result = match self.lost_removals.fetch_update(set, fetch, less) {
-            Ok(_) => Err(StoreError::Unavailable("no response".to_owned())),
-            Err(_) => Ok(()),
-        };
-        std::future::ready(result).boxed()
-    }
-
-    fn lookup<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a crate::deletions::Deletions,
-    ) -> StoreFuture<'a, LookupResult> {
-        std::future::ready(Ok(LookupResult::default())).boxed()
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        let less = |times: u32| times.checked_sub(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let result = match self.read_only.fetch_update(set, fetch, less) {
-            Ok(_) => Err(StoreError::Unavailable("read only".to_owned())),
-            Err(_) => Ok(()),
-        };
-        std::future::ready(result).boxed()
-    }
-
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
-        let nothing = ExpiryResult {
-            deleted: 0,
-            complete: true,
-            ..ExpiryResult::default()
-        };
-        std::future::ready(Ok(nothing)).boxed()
-    }
-
-    fn hang_timeout(&self) -> Option<Duration> {
-        self.hang_timeout
-    }
-
-    fn delete_cursors_before(&self, _: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        std::future::ready(Ok(Vec::new())).boxed()
+        fail(&self.lost_removals, "no response")
     }
 }

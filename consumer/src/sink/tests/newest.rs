@@ -77,7 +77,8 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
     let suppression = Arc::new(Mutex::new(suppression));
     let writer = writer(
-        Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&store) as _,
+        None,
         Arc::clone(&suppression),
         Arc::new(Health::default()),
         &metrics,
@@ -141,7 +142,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
 /// Waits until the cursor of `producer` is at `sequence` or later.
 async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
     let is_stored = async || {
-        let cursors = store.load().await.unwrap().cursors;
+        let cursors = store.load(&Deletions::default()).await.unwrap().cursors;
         let mut own = cursors
             .iter()
             .filter(|cursor| *cursor.producer == *producer);

@@ -86,7 +86,7 @@ async fn broken_store_ends_the_writer() {
 #[tokio::test(start_paused = true)]
 async fn read_only_store_counts_as_down() {
     let read_only = AtomicU32::new(6);
-    let store: Arc<dyn Store> = Arc::new(FakeStore {
+    let store = Arc::new(FakeStore {
         read_only,
         ..FakeStore::default()
     });
@@ -95,6 +95,7 @@ async fn read_only_store_counts_as_down() {
     let (reported, stop) = (Arc::clone(&health), CancellationToken::new());
     let mut writer = writer(
         store,
+        None,
         suppression(),
         health,
         &metrics,

@@ -72,17 +72,14 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
         indices: vec![0, 1],
     };
     let (full, _) = retry_queue.pack(&batch, &[deferred], |_| true);
-    store
-        .put_retry_entries(full.iter().cloned().collect())
-        .await
-        .unwrap();
+    store.put_retry_entries(&full).await.unwrap();
     retry_queue.add_durable(&full);
     let dir = TempDir::new().unwrap();
     let letters = dir.path().join("letters");
     let health = Arc::new(Health::default());
     let retrier = Retrier {
         retry_queue: retry_queue.clone(),
-        store: Arc::clone(&store) as Arc<dyn Store>,
+        backlog: store,
         health: Arc::clone(&health),
         dead_letters: DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
         rejected_dsps: no_rejected_dsps(),

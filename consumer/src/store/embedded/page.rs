@@ -10,7 +10,7 @@ use super::{
     Inner, Page, PageQuery,
     records::{CookieKey, stored_cookie},
 };
-use crate::{cookie_pages::ROWS_MAX, deletions::Deletions};
+use crate::{deletions::Deletions, store::PAGE_COOKIES_MAX};
 
 /// Maximum number of keys read for a page; the remaining keys of the last user are also read.
 const KEYS_MAX: usize = 20_000;
@@ -35,7 +35,7 @@ impl Inner {
                 continue;
             };
             is_late |= keys % KEYS_PER_CHECK == 0 && began.elapsed() > TIME_MAX;
-            let is_full = is_late || keys >= KEYS_MAX || page.cookies.len() == ROWS_MAX;
+            let is_full = is_late || keys >= KEYS_MAX || page.cookies.len() == PAGE_COOKIES_MAX;
             // All cookies of the previous user are read.
             if cookie.user_id != user {
                 if is_full && !user.is_empty() {

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::*;
+use super::{super::Upkeep as _, *};
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
 
@@ -119,7 +119,7 @@ async fn cookies_cursors_and_the_newest_time_survive_reopening() {
     store.write(Arc::clone(&written)).await.unwrap();
     drop(store);
     let store = open(&dir).await;
-    let loaded = store.load().await.unwrap();
+    let loaded = store.load(&Deletions::default()).await.unwrap();
     assert_eq!(loaded.cursors, written.cursors());
     assert_eq!(loaded.slots, [1]);
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
@@ -155,7 +155,7 @@ async fn failed_background_thread_breaks_pings_and_blocked_writes() {
     };
     let broken = timeout(Duration::from_secs(60), broken).await.unwrap();
     assert!(matches!(&broken, StoreError::Broken(why) if why.contains("restart the consumer")));
-    let blocked: StoreFuture<'_, ()> = Box::pin(std::future::pending());
+    let blocked = std::future::pending::<Result<(), StoreError>>();
     let ended = timeout(Duration::from_secs(60), store.unless_broken(blocked)).await;
     assert_eq!(ended.unwrap(), Err(broken));
 }
@@ -249,7 +249,10 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     for step in 1..=20 {
         let now = NOW + step * 20 * SECOND;
         let bytes = generation(&store, &mut random, now).await;
-        let expired = store.expire(expiry(step >= 8, now, &stop)).await.unwrap();
+        let expired = store
+            .expire(expiry(step >= 8, now, &stop, &Deletions::default()))
+            .await
+            .unwrap();
         deleted += expired.deleted;
         if step == 8 {
             assert_eq!(deleted, 0, "while the window was closed");
@@ -265,7 +268,7 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     loop {
         let remaining = count(&store, 1, 0..now - 60 * SECOND);
         deleted += store
-            .expire(expiry(true, now, &stop))
+            .expire(expiry(true, now, &stop, &Deletions::default()))
             .await
             .unwrap()
             .deleted;
@@ -289,12 +292,27 @@ async fn old_cursors_are_deleted() {
     let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
     assert!(store.delete_cursors_before(NOW).await.unwrap().is_empty());
-    assert_eq!(store.load().await.unwrap().cursors.len(), 1);
+    assert_eq!(
+        store
+            .load(&Deletions::default())
+            .await
+            .unwrap()
+            .cursors
+            .len(),
+        1
+    );
     assert_eq!(
         store.delete_cursors_before(NOW + 1).await.unwrap(),
         ["p".into()]
     );
-    assert!(store.load().await.unwrap().cursors.is_empty());
+    assert!(
+        store
+            .load(&Deletions::default())
+            .await
+            .unwrap()
+            .cursors
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -382,26 +400,31 @@ async fn deletion_of_an_unfinished_job_is_kept_below_the_floor() {
     let records = [("u", 1, ""), ("", 7, ""), ("", 8, "")];
     write(&store, NOW, &records).await;
     let deletions = Deletions::default();
-    store.load_deletions(deletions.clone()).await.unwrap();
+    store.load(&deletions).await.unwrap();
     let [finished, unfinished] = deletions.jobs().try_into().unwrap();
     let stop = CancellationToken::new();
     store.remove_dsp(&finished, &stop).await.unwrap();
     store.remove_deletions_until(NOW + 1).await.unwrap();
 
     let kept = Deletions::default();
-    store.load_deletions(kept.clone()).await.unwrap();
+    store.load(&kept).await.unwrap();
     assert_eq!((kept.floor(), kept.size().0), (NOW + 1, 1));
     assert_eq!(kept.jobs(), [unfinished]);
 }
 
-fn expiry(open: bool, now: u64, stop: &CancellationToken) -> crate::store::Expiry<'_> {
+fn expiry<'a>(
+    open: bool,
+    now: u64,
+    stop: &'a CancellationToken,
+    deletions: &'a Deletions,
+) -> crate::store::Expiry<'a> {
     crate::store::Expiry {
         open,
         now,
         since: now,
         time_left: None,
         stop,
-        deleted_until: &|_, _| 0,
+        deletions,
         report: &|_| {},
     }
 }

@@ -1,32 +1,27 @@
-//! Lookups of users, and the list of DSP databases.
+//! Lookups of users, and pages of the cookies of one DSP: a page reads up to [`PAGE_COOKIES_MAX`] documents in the order
+//! of `_id`.
 
-use std::{
-    collections::BTreeSet,
-    future::IntoFuture,
-    time::{Duration, Instant},
-};
+use std::{future::IntoFuture, time::Duration};
 
+use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
     bson::{Bson, DateTime, doc, rawdoc},
 };
-use proto::ids;
 use runtime::unix_micros;
-
-use super::{
-    COOKIES, Inner,
-    command::CollectionId,
-    connection::{Connection, run},
-    date, deleted_before,
-    error_class::{Failure, code, failure},
-    error_text,
-};
 use tokio::time::timeout;
 
+use super::{
+    COOKIES, MongodbStore,
+    connection::{Connection, primary, run},
+    date, deleted_before,
+    error_class::{Failure, failure},
+    error_text,
+};
 use crate::{
     deletions::Deletions,
-    store::{LookupResult, StoreError},
+    store::{Lookup, LookupResult, PAGE_COOKIES_MAX, Page, PageQuery, StoreError},
 };
 
 /// Maximum age of the list of DSPs for a lookup.
@@ -38,8 +33,12 @@ const CONCURRENT_FINDS_MAX: usize = 32;
 /// Timeout of a find in one DSP's database.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Inner {
-    pub(super) async fn find_user(
+/// Maximum time for a page on the server.
+const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
+
+#[async_trait]
+impl Lookup for MongodbStore {
+    async fn lookup(
         &self,
         user_id: &str,
         deletions: &Deletions,
@@ -78,105 +77,56 @@ impl Inner {
         Ok(all)
     }
 
+    async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError> {
+        let dsp_id = query.dsp_id;
+        let rows = i64::try_from(PAGE_COOKIES_MAX).unwrap_or(i64::MAX);
+        // The consumer compares the times: the server would read an unlimited number of documents to find old ones.
+        let command = doc! {
+            "find": COOKIES,
+            "filter": { "_id": { "$gt": &query.after_user } },
+            "projection": { "_id": 1, "b": 1, "t": 1 },
+            "sort": { "_id": 1 },
+            "hint": { "_id": 1 },
+            "limit": rows,
+            "batchSize": rows,
+            "singleBatch": true,
+            "maxTimeMS": i64::try_from(PAGE_TIME_MAX.as_millis()).unwrap_or(i64::MAX),
+        };
+        let database = self.database(self.connection().await?, dsp_id);
+        let command = database.run_command(command).selection_criteria(primary());
+        let reply = run(command).await?;
+        let found = reply
+            .get_document("cursor")
+            .and_then(|it| it.get_array("firstBatch"));
+        let missing = |_| StoreError::Unavailable("response without documents".to_owned());
+        let found = found.map_err(missing)?;
+        let expired = self.options.ttls.expired_before(dsp_id, unix_micros());
+        let mut page = Page::default();
+        for document in found.iter().filter_map(Bson::as_document) {
+            let user_id = document.get_str("_id").unwrap_or_default();
+            page.next = (found.len() == PAGE_COOKIES_MAX).then(|| user_id.to_owned());
+            // A document without these fields is not a cookie.
+            let (Ok(buyer_uid), Ok(accepted)) = (document.get_str("b"), document.get_datetime("t"))
+            else {
+                continue;
+            };
+            let deleted = deleted_before(deletions.deleted_until(user_id.as_bytes(), dsp_id));
+            if *accepted >= date(expired.max(deleted)) && *accepted < date(query.before) {
+                let millis = u64::try_from(accepted.timestamp_millis()).unwrap_or_default();
+                page.cookies
+                    .push((user_id.to_owned(), buyer_uid.to_owned(), millis * 1000));
+            }
+        }
+        Ok(page)
+    }
+}
+
+impl MongodbStore {
     /// Connections that are independent of writes.
     async fn lookups(&self) -> Result<&Connection, StoreError> {
         self.lookups
             .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
-    }
-
-    /// The DSPs that have a database. Each of them is accepted.
-    pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
-        let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
-        self.dsps.lock().slots.extend(&dsps);
-        Ok(dsps.into_iter().collect())
-    }
-
-    /// The DSPs that have a database, from a list not older than `age_max`.
-    pub(super) async fn list(
-        &self,
-        connection: &Connection,
-        age_max: Duration,
-    ) -> Result<BTreeSet<u32>, StoreError> {
-        {
-            let dsps = self.dsps.lock();
-            if dsps.listed_at.is_some_and(|at| at.elapsed() <= age_max) {
-                return Ok(dsps.listed.clone());
-            }
-        }
-        let names = run(connection.client.list_database_names()).await?;
-        let found = names.iter().filter_map(|name| self.dsp_of(name));
-        let mut dsps = self.dsps.lock();
-        dsps.listed = found.collect();
-        let slots = dsps.slots.clone();
-        dsps.listed.extend(slots);
-        dsps.listed_at = Some(Instant::now());
-        Ok(dsps.listed.clone())
-    }
-
-    /// The DSP of a database name, in canonical form: `7`, not `07`.
-    fn dsp_of(&self, database: &str) -> Option<u32> {
-        let number = database.strip_prefix(&self.options.prefix)?;
-        let dsp_id = number.parse().ok()?;
-        (ids::is_dsp_id(dsp_id) && number == u32::to_string(&dsp_id)).then_some(dsp_id)
-    }
-
-    /// The id of a DSP's collection, which writes must name, so that they cannot create a dropped collection without its options.
-    /// `None` if the server cannot check it (before MongoDB 6.0).
-    pub(super) async fn collection_id(
-        &self,
-        connection: &Connection,
-        dsp_id: u32,
-    ) -> Result<Option<CollectionId>, Failure> {
-        if let Some(known) = self.dsps.lock().collections.get(&dsp_id) {
-            return Ok(*known);
-        }
-        let database = self.database(connection, dsp_id);
-        let found = run(async {
-            let list = doc! { "listCollections": 1, "filter": { "name": COOKIES } };
-            let listed = database.run_command(list).await?;
-            let batch = listed
-                .get_document("cursor")
-                .and_then(|it| it.get_array("firstBatch"));
-            let Some(found) = batch.ok().and_then(|it| it.first()?.as_document()) else {
-                return Ok(None);
-            };
-            let uuid = found
-                .get_document("info")
-                .ok()
-                .and_then(|info| info.get("uuid"));
-            let find = doc! {
-                "find": COOKIES,
-                "filter": { "_id": "" },
-                "singleBatch": true,
-                "collectionUUID": uuid.cloned(),
-            };
-            match database.run_command(find).await {
-                Err(error) if code(&error).is_none() => Err(error),
-                Err(_) => Ok(Some(None)),
-                Ok(_) => Ok(Some(uuid.and_then(bytes))),
-            }
-        });
-        let Some(id) = found.await? else {
-            self.dsps.lock().remove_slot(dsp_id);
-            return Err(Failure::Dsp("the collection does not exist".to_owned()));
-        };
-        self.dsps.lock().collections.insert(dsp_id, id);
-        Ok(id)
-    }
-
-    /// Whether a DSP's database has the collection of cookies. A foreign database may have the same name.
-    pub(super) async fn has_cookies(&self, database: &Database) -> Result<bool, Failure> {
-        let names = database.list_collection_names();
-        let names = names.filter(doc! { "type": "collection", "name": COOKIES });
-        Ok(!run(names).await?.is_empty())
-    }
-}
-
-fn bytes(uuid: &Bson) -> Option<CollectionId> {
-    match uuid {
-        Bson::Binary(binary) => binary.bytes.as_slice().try_into().ok(),
-        _ => None,
     }
 }
 

@@ -163,7 +163,7 @@ pub(crate) async fn run_consumer(
     let (stop, registry) = process.begin();
     store.discard_uncommitted_reports(&process.name);
     let dependencies = consumer::app::Dependencies {
-        store: Arc::new(store),
+        store: consumer::store::Store::with_all_roles(store),
         admin: SimListener::bind(ADMIN, &process.stall).await?,
         network: Arc::new(SimNetwork),
     };

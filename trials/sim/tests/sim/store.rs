@@ -15,13 +15,14 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use consumer::{
     batch::Batch,
     deletions::{Deletion, Deletions},
     store::{
-        Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
-        StoreFuture, StoredState, WriteOutcome,
+        Backlog, Compaction, Cookies, Expiry, ExpiryResult, FullRetryEntry, Lookup, LookupResult,
+        Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep, WriteOutcome,
     },
 };
 use tokio::time::sleep;
@@ -257,113 +258,129 @@ impl SimStore {
     }
 }
 
-impl Store for SimStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        Box::pin(async {
-            self.respond().await?;
-            let disk = self.disk();
-            Ok(StoredState {
-                cursors: disk.cursors.values().cloned().collect(),
-                slots: disk.slots.iter().copied().collect(),
-                retry_queue: disk.retry_queue.values().map(|full| full.entry).collect(),
-            })
+#[async_trait]
+impl Cookies for SimStore {
+    async fn load(&self, deletions: &Deletions) -> Result<StoredState, StoreError> {
+        self.respond().await?;
+        let disk = self.disk();
+        deletions.load(disk.stored_deletions());
+        Ok(StoredState {
+            cursors: disk.cursors.values().cloned().collect(),
+            slots: disk.slots.iter().copied().collect(),
         })
     }
 
-    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
-        Box::pin(async move {
-            self.respond().await?;
-            deletions.load(self.disk().stored_deletions());
-            Ok(())
+    async fn write(&self, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        self.write_parts(&batch).await
+    }
+
+    async fn commit(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError> {
+        self.commit_parts(batch, receipt).await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.respond().await.map(|_| ())
+    }
+
+    fn hang_timeout(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[async_trait]
+impl Lookup for SimStore {
+    async fn lookup(
+        &self,
+        user_id: &str,
+        deletions: &Deletions,
+    ) -> Result<LookupResult, StoreError> {
+        self.respond().await?;
+        let user = user_id.strip_prefix('u').and_then(|user| user.parse().ok());
+        let deleted = |dsp| deletions.deleted_until(user_id.as_bytes(), dsp);
+        Ok(LookupResult {
+            buyer_uids: self.disk().lookup(user.expect("a user of a plan"), deleted),
+            ..LookupResult::default()
         })
     }
 
-    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        Box::pin(async move { self.write_parts(&batch).await })
+    async fn page(&self, _: &PageQuery, _: &Deletions) -> Result<Page, StoreError> {
+        unreachable!("no simulated client reads pages")
     }
+}
 
-    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> StoreFuture<'a, ()> {
-        Box::pin(self.commit_parts(batch, receipt))
-    }
-
-    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        Box::pin(async move { self.retry_parts(dsp_id, &batch).await })
-    }
-
+#[async_trait]
+impl Backlog for SimStore {
     fn has_slot(&self, dsp_id: u32) -> bool {
         self.disk().slots.contains(&dsp_id)
     }
 
-    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
-        Box::pin(self.change_retry_queue(move |disk| {
-            for full in entries.iter() {
+    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        self.retry_parts(dsp_id, &batch).await
+    }
+
+    async fn retry_entries(&self) -> Result<Vec<RetryEntry>, StoreError> {
+        self.respond().await?;
+        let disk = self.disk();
+        Ok(disk.retry_queue.values().map(|full| full.entry).collect())
+    }
+
+    async fn put_retry_entries(&self, entries: &[FullRetryEntry]) -> Result<(), StoreError> {
+        let put = |disk: &mut Disk| {
+            for full in entries {
                 disk.retry_queue.insert(full.entry.number, full.clone());
             }
-        }))
+        };
+        self.change_retry_queue(put).await
     }
 
-    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
-        Box::pin(async {
-            self.respond().await?;
-            let disk = self.disk();
-            let entries = numbers.iter().filter_map(|it| disk.retry_queue.get(it));
-            Ok(entries.map(|full| full.chunk.clone()).collect())
-        })
+    async fn read_retry_entries(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
+        self.respond().await?;
+        let disk = self.disk();
+        let entries = numbers.iter().filter_map(|it| disk.retry_queue.get(it));
+        Ok(entries.map(|full| full.chunk.clone()).collect())
     }
 
-    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
-        Box::pin(self.change_retry_queue(move |disk| {
+    async fn remove_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError> {
+        let remove = |disk: &mut Disk| {
             disk.retry_queue
                 .retain(|number, _| !numbers.contains(number));
-        }))
+        };
+        self.change_retry_queue(remove).await
+    }
+}
+
+#[async_trait]
+impl Upkeep for SimStore {
+    async fn maintenance_owner(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
     }
 
-    fn lookup<'a>(
-        &'a self,
-        user_id: &'a str,
-        deletions: &'a Deletions,
-    ) -> StoreFuture<'a, LookupResult> {
-        Box::pin(async move {
-            self.respond().await?;
-            let user = user_id.strip_prefix('u').and_then(|user| user.parse().ok());
-            let deleted = |dsp| deletions.deleted_until(user_id.as_bytes(), dsp);
-            Ok(LookupResult {
-                buyer_uids: self.disk().lookup(user.expect("a user of a plan"), deleted),
-                ..LookupResult::default()
-            })
-        })
-    }
-
-    fn remove_dsp<'a>(
-        &'a self,
-        deletion: &'a Deletion,
-        stop: &'a CancellationToken,
-    ) -> StoreFuture<'a, Option<u64>> {
-        Box::pin(self.remove_all(deletion, stop))
-    }
-
-    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
-        Box::pin(async move {
-            self.respond().await?;
-            self.disk().forget_deletions(floor);
-            Ok(())
-        })
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        Box::pin(async { self.respond().await.map(|_| ()) })
-    }
-
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
-        let nothing = ExpiryResult {
-            deleted: 0,
+    async fn expire(&self, _: Expiry<'_>) -> Result<ExpiryResult, StoreError> {
+        Ok(ExpiryResult {
             complete: true,
             ..ExpiryResult::default()
-        };
-        Box::pin(std::future::ready(Ok(nothing)))
+        })
     }
 
-    fn delete_cursors_before(&self, _before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
+    async fn compact(&self, _: Compaction<'_>) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    async fn remove_dsp(
+        &self,
+        deletion: &Deletion,
+        stop: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError> {
+        self.remove_all(deletion, stop).await
+    }
+
+    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+        self.respond().await?;
+        self.disk().forget_deletions(floor);
+        Ok(())
+    }
+
+    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+        Ok(Vec::new())
     }
 }

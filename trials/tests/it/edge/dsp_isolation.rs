@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
 use consumer::{
     batch::Batch,
+    deletions::Deletions,
     store::{
-        Expiry, Store,
+        Backlog as _, Expiry, Upkeep as _,
         mongodb::{ExpiryMode, MongodbStore, Options},
     },
     ttl::Ttls,
@@ -271,7 +272,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
             since: now,
             time_left: None,
             stop: &stop,
-            deleted_until: &|_, _| 0,
+            deletions: &Deletions::default(),
             report: &|_| {},
         };
         store.expire(expiry).await?;

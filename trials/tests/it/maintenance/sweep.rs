@@ -13,7 +13,8 @@ use anyhow::{Result, ensure};
 use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
-    store::{Expiry, Store, SweepProgress, mongodb::ExpiryMode},
+    deletions::Deletions,
+    store::{Backlog as _, Expiry, SweepProgress, Upkeep as _, mongodb::ExpiryMode},
 };
 use mongodb::bson::{DateTime, Document, doc};
 use tokio::time::Instant;
@@ -304,7 +305,7 @@ async fn sweep_until(
         since: now,
         time_left: None,
         stop: &stop,
-        deleted_until: &|_, _| 0,
+        deletions: &Deletions::default(),
         report: &report,
     };
     let expired = store.expire(expiry).await?;

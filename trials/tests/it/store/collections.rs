@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use consumer::{
     batch::Batch,
-    store::{Store, mongodb::ExpiryMode},
+    deletions::Deletions,
+    store::{Backlog as _, Cookies as _, mongodb::ExpiryMode},
 };
 use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
@@ -59,7 +60,7 @@ async fn dropped_collection_is_created_again_with_page_sizes(mode: ExpiryMode) -
     let (mongod, server) = Server::start_in(mode).await?;
     create(mode, &mongod.uri()).await?;
     let store = ConsumerOptions::from(mode).store(&mongod.uri());
-    store.load().await?;
+    store.load(&Deletions::default()).await?;
     for (user, drops) in [("a", false), ("b", true), ("c", true)] {
         if drops {
             server.database("17").drop().await?;

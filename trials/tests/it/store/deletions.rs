@@ -7,7 +7,7 @@ use consumer::{
     batch::Batch,
     deletions::Deletions,
     store::{
-        DeferredCookies, Store,
+        Backlog as _, Cookies as _, DeferredCookies, Lookup as _, Upkeep as _,
         mongodb::{COOKIES, MongodbStore},
     },
 };
@@ -34,7 +34,7 @@ fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) ->
 async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result<()> {
     let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
-    store.load().await?;
+    store.load(&Deletions::default()).await?;
     let deletion = || batch([("alice".to_owned(), 0, "", 2)]);
     // A retry creates the database, and then inserts an older cookie.
     let mut deleting = deletion()?;
@@ -57,7 +57,7 @@ async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result
 /// The deletions in a store.
 async fn stored(store: &MongodbStore) -> Result<Deletions> {
     let deletions = Deletions::default();
-    store.load_deletions(deletions.clone()).await?;
+    store.load(&deletions).await?;
     Ok(deletions)
 }
 
@@ -65,7 +65,7 @@ async fn stored(store: &MongodbStore) -> Result<Deletions> {
 async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jobs() -> Result<()> {
     let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
-    store.load().await?;
+    store.load(&Deletions::default()).await?;
     let users = (0..12_000).map(|user| (format!("u{user}"), 0, "", user));
     let jobs = [7, 8].map(|dsp_id| (String::new(), dsp_id, "", 1));
     store.write(Arc::new(batch(users.chain(jobs))?)).await?;
@@ -90,7 +90,7 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
 async fn deletions_with_distinct_times_share_commands() -> Result<()> {
     let mongod = shared::start().await?;
     let store = MongodbStore::new(options(mongod.uri()));
-    store.load().await?;
+    store.load(&Deletions::default()).await?;
     let records = |buyer_uid| (0..2_500).map(move |at| (format!("u{at}"), 7, buyer_uid, at));
     let cookies = batch(records("b").chain([("other".to_owned(), 7, "b", 0)]))?;
     store.retry(7, Arc::new(cookies)).await?;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     store::{
-        Store, WriteOutcome,
+        Backlog as _, Cookies as _, Lookup as _, WriteOutcome,
         mongodb::{COOKIES, ExpiryMode, MongodbStore, Options},
     },
     ttl::Ttls,

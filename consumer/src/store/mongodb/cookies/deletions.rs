@@ -9,17 +9,13 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, TryStreamExt};
-use mongodb::bson::{Bson, Document, doc};
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
+use mongodb::bson::{Document, doc};
 
-use super::{
-    Inner,
+use super::super::{
+    MongodbStore,
     connection::{Connection, run, write},
-    deleted_before,
-    error_class::Failure,
+    documents::DELETES_PER_COMMAND_MAX,
     number,
-    sweep::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
 };
 use crate::{
     batch::Batch,
@@ -27,12 +23,12 @@ use crate::{
     store::StoreError,
 };
 
-const COLLECTION: &str = "deletions";
+pub(in super::super) const COLLECTION: &str = "deletions";
 
 /// Number of documents that are read at a time.
 const PAGE: usize = 5_000;
 
-impl Inner {
+impl MongodbStore {
     /// Adds the stored deletions to a table. Each page has its own deadline.
     pub(super) async fn read_deletions(&self, deletions: &Deletions) -> Result<(), StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
@@ -48,7 +44,7 @@ impl Inner {
     }
 
     /// Sets the time `field` of deletions, unless it is later.
-    async fn put_deletions(
+    pub(in super::super) async fn put_deletions(
         &self,
         deletions: &[Deletion],
         field: &str,
@@ -88,74 +84,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    /// Removes the cookies that the deletions of a batch cover from a DSP's collection.
-    pub(super) async fn remove_deleted(
-        &self,
-        connection: &Connection,
-        dsp_id: u32,
-        batch: &Batch,
-        mut replied: impl FnMut(),
-    ) -> Result<(), Failure> {
-        let deletions = batch.deletions().iter();
-        let deletions = deletions.filter(|it| it.removes_from(dsp_id));
-        let users = deletions.map(|it| {
-            let user_id = String::from_utf8_lossy(&it.user_id).into_owned();
-            (deleted_before(it.until_unix_micros), user_id.into())
-        });
-        let mut users: Vec<(u64, Bson)> = users.collect();
-        users.sort_by_key(|(before, _)| *before);
-        let database = self.database(connection, dsp_id);
-        for part in users.chunks(DELETES_PER_COMMAND_MAX) {
-            delete(connection, &database, part).await?;
-            replied();
-        }
-        Ok(())
-    }
-
-    /// Removes all cookies of a DSP that were accepted up to a time.
-    pub(super) async fn remove_dsp_cookies(
-        &self,
-        deletion: &Deletion,
-        stop: &CancellationToken,
-    ) -> Result<Option<u64>, StoreError> {
-        self.breakers.may_try(deletion.dsp_id)?;
-        let connection = self.connection().await?;
-        let database = self.database(connection, deletion.dsp_id);
-        let before = deleted_before(deletion.until_unix_micros);
-        let mut removed = 0;
-        if self.has_cookies(&database).await? {
-            let mut documents = Documents::begin(connection, database.clone()).await?;
-            while !documents.is_at_end() {
-                let began = Instant::now();
-                let found = documents.next(PAGE).await?;
-                for part in expired(found, |_| before).chunks(DELETES_PER_COMMAND_MAX) {
-                    removed += delete(connection, &database, part).await?;
-                }
-                // The scan runs for less than half of the time.
-                tokio::select! {
-                    () = stop.cancelled() => return Ok(None),
-                    () = sleep(began.elapsed()) => {}
-                }
-            }
-        }
-        let finished = std::slice::from_ref(deletion);
-        self.put_deletions(finished, "done", &connection.journaled())
-            .await?;
-        Ok(Some(removed))
-    }
-
-    pub(super) async fn delete_old_deletions(&self, floor: u64) -> Result<(), StoreError> {
-        let concern = self.connection().await?.journaled();
-        self.put_deletions(&[Deletion::floor(floor)], "t", &concern)
-            .await?;
-        let is_finished = doc! { "$expr": { "$gte": ["$done", "$t"] } };
-        let old = doc! {
-            "t": { "$lt": micros(floor) },
-            "$or": [{ "_id.u": { "$ne": "" } }, is_finished],
-        };
-        self.delete_own(COLLECTION, old).await
-    }
 }
 
 fn id(deletion: &Deletion) -> Document {
@@ -163,7 +91,7 @@ fn id(deletion: &Deletion) -> Document {
     doc! { "u": user_id, "d": i64::from(deletion.dsp_id) }
 }
 
-fn micros(unix_micros: u64) -> i64 {
+pub(in super::super) fn micros(unix_micros: u64) -> i64 {
     i64::try_from(unix_micros).unwrap_or(i64::MAX)
 }
 

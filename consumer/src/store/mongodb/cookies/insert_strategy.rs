@@ -15,7 +15,7 @@ const DECAY: f64 = 0.8;
 
 /// Weighted counts of a DSP's recent cookies.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct InsertStrategy {
+pub(in super::super) struct InsertStrategy {
     cookies: f64,
     existing: f64,
     finds_first: bool,

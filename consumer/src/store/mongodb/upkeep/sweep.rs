@@ -15,7 +15,6 @@
 //! The collection whose newest pass began earliest is swept first, so a collection that needs more than a window does not
 //! starve the others.
 
-pub(super) mod commit_times;
 mod pace;
 mod pass;
 mod record;
@@ -23,32 +22,30 @@ mod record;
 use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
-    ClientSession, Database,
+    Database,
     bson::{Bson, doc},
 };
 use tokio::time::{Instant, sleep};
 
-use super::{
-    COOKIES, Inner,
-    connection::{Connection, primary, run},
-    date, deleted_before,
-    error_class::{Failure, write_errors},
+use super::super::{
+    COOKIES, MongodbStore,
+    connection::{Connection, run},
+    deleted_before,
+    documents::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
+    error_class::Failure,
     number,
+    server::hello,
 };
 use crate::{
     store::{Expiry, StoreError, SweepProgress},
     ttl,
 };
 use pace::{StepTiming, SweepPace};
-pub(super) use pass::expired;
-use pass::{Pass, SweptDocument};
+use pass::Pass;
 pub(super) use record::SweepRecord;
 
 /// The collection of records.
 const RECORDS: &str = "sweeps";
-
-/// Maximum number of documents per delete command. Each takes 5 to 12 µs.
-pub(super) const DELETES_PER_COMMAND_MAX: usize = 1_000;
 
 /// Interval of lease renewals during a sweep.
 const LEASE_INTERVAL: Duration = Duration::from_secs(300);
@@ -64,7 +61,7 @@ pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
 
 /// One sweep through all collections.
 struct Sweep<'a> {
-    store: &'a Inner,
+    store: &'a MongodbStore,
     connection: &'a Connection,
     expiry: &'a Expiry<'a>,
     /// The time at which cookies expire, in microseconds since the Unix epoch.
@@ -89,15 +86,7 @@ struct DueCollection {
     documents: u64,
 }
 
-/// Reads the documents of a collection in natural order.
-pub(super) struct Documents {
-    database: Database,
-    session: ClientSession,
-    /// The cursor id of the server; 0 at the end.
-    cursor: Option<i64>,
-}
-
-impl Inner {
+impl MongodbStore {
     pub(super) async fn read_records(&self) -> Result<SweepRecords, StoreError> {
         let found = self.find_own(RECORDS, doc! {}).await?;
         Ok(found.iter().filter_map(SweepRecord::decode).collect())
@@ -230,7 +219,9 @@ impl Sweep<'_> {
         let ttl_before = ttl::before(self.now, ttl);
         let before = |id: &Bson| {
             let user_id = id.as_str().unwrap_or_default().as_bytes();
-            ttl_before.max(deleted_before((expiry.deleted_until)(user_id, dsp_id)))
+            ttl_before.max(deleted_before(
+                expiry.deletions.deleted_until(user_id, dsp_id),
+            ))
         };
         due.record.begin(self.expiry.now);
         self.store.save_record(&due).await?;
@@ -306,94 +297,9 @@ impl Sweep<'_> {
     }
 }
 
-/// Deletes documents by id if they were accepted before the time paired with the id. Returns their number. Each time
-/// needs its own statement in the command, so pairs should be ordered by time.
-pub(super) async fn delete(
-    connection: &Connection,
-    database: &Database,
-    documents: &[(u64, Bson)],
-) -> Result<u64, Failure> {
-    let statements = documents.chunk_by(|one, other| date(one.0) == date(other.0));
-    let statements = statements.map(|part| {
-        let ids: Vec<&Bson> = part.iter().map(|(_, id)| id).collect();
-        let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(part[0].0) } };
-        // While an index on `t` exists, the server would compare both plans for each statement.
-        doc! { "q": expired, "limit": 0, "hint": { "_id": 1 } }
-    });
-    let command = doc! {
-        "delete": COOKIES,
-        "ordered": false,
-        "deletes": statements.collect::<Vec<_>>(),
-        "writeConcern": &connection.concern,
-    };
-    let reply = run(database.run_command(command)).await?;
-    match write_errors(&reply)?.next() {
-        None => Ok(reply.get("n").and_then(number).unwrap_or_default()),
-        Some(error) => Err(error.failure()),
-    }
-}
-
-impl Documents {
-    pub(super) async fn begin(
-        connection: &Connection,
-        database: Database,
-    ) -> Result<Self, StoreError> {
-        Ok(Self {
-            database,
-            session: run(connection.client.start_session()).await?,
-            cursor: None,
-        })
-    }
-
-    /// Whether all documents were read.
-    pub(super) fn is_at_end(&self) -> bool {
-        self.cursor == Some(0)
-    }
-
-    /// The next documents, up to `limit`.
-    pub(super) async fn next(&mut self, limit: usize) -> Result<Vec<SweptDocument>, Failure> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let command = match self.cursor {
-            Some(cursor) => doc! { "getMore": cursor, "collection": COOKIES, "batchSize": limit },
-            None => doc! {
-                "find": COOKIES,
-                "projection": { "_id": 1, "t": 1 },
-                "hint": { "$natural": 1 },
-                "batchSize": limit,
-            },
-        };
-        let command = self.database.run_command(command);
-        let command = command
-            .selection_criteria(primary())
-            .session(&mut self.session);
-        let mut reply = run(command).await?;
-        let found = reply.get_document_mut("cursor").ok();
-        let (cursor, documents) = found
-            .and_then(|found| {
-                let documents = found.remove("firstBatch");
-                let documents = documents.or_else(|| found.remove("nextBatch"));
-                Some((found.get_i64("id").ok()?, documents?))
-            })
-            .ok_or_else(|| StoreError::Unavailable("response without documents".to_owned()))?;
-        self.cursor = Some(cursor);
-        let Bson::Array(documents) = documents else {
-            return Ok(Vec::new());
-        };
-        let found = documents.into_iter().filter_map(|document| match document {
-            Bson::Document(mut document) => Some(SweptDocument {
-                accepted: document.get_datetime("t").ok().copied(),
-                id: document.remove("_id").unwrap_or(Bson::Null),
-            }),
-            _ => None,
-        });
-        Ok(found.collect())
-    }
-}
-
 /// The server's time in microseconds since the Unix epoch.
 async fn server_time(connection: &Connection) -> Result<u64, StoreError> {
-    let admin = connection.client.database("admin");
-    let hello = run(admin.run_command(doc! { "hello": 1 })).await?;
+    let hello = hello(connection).await?;
     let time = hello.get_datetime("localTime").ok();
     let time = time.and_then(|time| u64::try_from(time.timestamp_millis()).ok());
     let missing = || StoreError::Unavailable("server did not report its time".to_owned());

@@ -6,17 +6,20 @@ use runtime::unix_micros;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{Deletion, Deletions};
-use crate::{backoff::Backoff, store::Store};
+use crate::{
+    backoff::Backoff,
+    deletions::{Deletion, Deletions},
+    store::Upkeep,
+};
 
 /// How often old deletions are removed.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Runs until `stop`. An unfinished job continues after the next start.
-pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: CancellationToken) {
+/// Runs until `stop`. An unfinished job continues after the next start. A store without upkeep has nothing to remove.
+pub async fn run(deletions: Deletions, upkeep: Option<Arc<dyn Upkeep>>, stop: CancellationToken) {
     tokio::join!(
-        run_jobs(&deletions, &*store, &stop),
-        remove_old(&deletions, &*store, &stop),
+        run_jobs(&deletions, upkeep.as_deref(), &stop),
+        remove_old(&deletions, upkeep.as_deref(), &stop),
     );
 }
 
@@ -25,7 +28,7 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_secs(1), Duration::from_secs(60))
 }
 
-async fn run_jobs(deletions: &Deletions, store: &dyn Store, stop: &CancellationToken) {
+async fn run_jobs(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &CancellationToken) {
     let mut changes = deletions.changes();
     let mut backoff = backoff();
     while !stop.is_cancelled() {
@@ -33,7 +36,7 @@ async fn run_jobs(deletions: &Deletions, store: &dyn Store, stop: &CancellationT
         let mut has_failed = false;
         // A DSP whose database fails does not block the others.
         for job in deletions.due_jobs() {
-            has_failed |= !remove_dsp(deletions, store, &job, stop).await;
+            has_failed |= !remove_dsp(deletions, upkeep, &job, stop).await;
         }
         if has_failed {
             stop.run_until_cancelled(sleep(backoff.delay())).await;
@@ -48,7 +51,7 @@ async fn run_jobs(deletions: &Deletions, store: &dyn Store, stop: &CancellationT
 }
 
 /// Removes old deletions from the table, and from the store whenever the table has removed some.
-async fn remove_old(deletions: &Deletions, store: &dyn Store, stop: &CancellationToken) {
+async fn remove_old(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &CancellationToken) {
     let mut changes = deletions.changes();
     let mut hourly = interval(REMOVAL_INTERVAL);
     let mut backoff = backoff();
@@ -63,7 +66,9 @@ async fn remove_old(deletions: &Deletions, store: &dyn Store, stop: &Cancellatio
         if floor == stored_floor {
             continue;
         }
-        if let Err(error) = store.remove_deletions_until(floor).await {
+        if let Some(upkeep) = upkeep
+            && let Err(error) = upkeep.remove_deletions_until(floor).await
+        {
             tracing::warn!(%error, "failed to remove old deletion records, retrying");
             stop.run_until_cancelled(sleep(backoff.delay())).await;
             changes.mark_changed();
@@ -77,13 +82,17 @@ async fn remove_old(deletions: &Deletions, store: &dyn Store, stop: &Cancellatio
 /// Returns false if it failed.
 async fn remove_dsp(
     deletions: &Deletions,
-    store: &dyn Store,
+    upkeep: Option<&dyn Upkeep>,
     job: &Deletion,
     stop: &CancellationToken,
 ) -> bool {
     let dsp_id = job.dsp_id;
     tracing::info!(dsp_id, "deleting all cookies of a DSP");
-    match store.remove_dsp(job, stop).await {
+    let removed = match upkeep {
+        Some(upkeep) => upkeep.remove_dsp(job, stop).await,
+        None => Ok(Some(0)),
+    };
+    match removed {
         Ok(Some(removed)) => {
             deletions.finish_job(job);
             tracing::info!(dsp_id, removed, "deleted all cookies of a DSP");

@@ -3,7 +3,7 @@
 //! A command is one BSON document and stays below the server's limit of 16 MiB: a thousand of the largest cookies take a
 //! twentieth of it.
 //!
-//! Public for the micro-benchmarks. [`MongodbStore`](super::MongodbStore) sends these commands.
+//! Public for the micro-benchmarks. [`MongodbStore`](super::super::MongodbStore) sends these commands.
 //!
 //! CPU of mongod 6.0 per cookie, measured on two cores with 20 collections of 20,000 documents: insert 3.5 µs; failed
 //! insert of an existing user 27 µs; find 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs if it inserts.
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use mongodb::bson::{Document, RawDocumentBuf};
 
-use super::{
+use super::super::{
     COOKIES,
     bson::{ARRAY, Bson, DOCUMENT},
 };

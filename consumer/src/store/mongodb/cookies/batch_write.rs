@@ -1,7 +1,7 @@
 //! Writes a batch to all its collections concurrently, so that failures of one DSP do not affect the others.
 //!
 //! Each collection is written by a task of its own. A database is considered failing if it reports an error that concerns only
-//! this database, or does not reply for a second after all other databases are done. The [breaker](super::breakers) of its DSP
+//! this database, or does not reply for a second after all other databases are done. The [breaker](super::super::breakers) of its DSP
 //! then trips, and its cookies are deferred. A hanging task keeps waiting: its command is the only one in flight for that DSP.
 //! The number of concurrent tasks is limited. While other collections wait, the limit rises by one after each second in which
 //! no task ended.
@@ -19,10 +19,13 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
-    Inner,
-    connection::{COMMAND_TIMEOUT, Connection},
-    error_class::Failure,
-    write::{CollectionWrite, LastReply},
+    super::{
+        MongodbStore,
+        connection::{COMMAND_TIMEOUT, Connection},
+        error_class::Failure,
+    },
+    command,
+    write::LastReply,
 };
 use crate::{
     batch::Batch,
@@ -37,7 +40,7 @@ type TaskResult = (u32, Result<WriteOutcome, Failure>);
 
 /// The write of one batch.
 struct BatchWrite<'a> {
-    store: &'a Arc<Inner>,
+    store: &'a MongodbStore,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
     waiting: VecDeque<(u32, Vec<u32>)>,
@@ -52,21 +55,27 @@ struct RunningWrite {
     stop: tokio::task::AbortHandle,
 }
 
-impl Inner {
-    pub(super) async fn write_batch(
-        self: Arc<Self>,
-        batch: Arc<Batch>,
-    ) -> Result<WriteOutcome, StoreError> {
+/// The indices of a batch's cookies by DSP. Sorts on a blocking thread, because sorting takes milliseconds of CPU.
+pub(in super::super) async fn by_dsp(
+    batch: &Arc<Batch>,
+) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
+    let batch = Arc::clone(batch);
+    let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
+    sorted.map_err(|error| StoreError::Broken(format!("batch sort failed: {error}")))
+}
+
+impl MongodbStore {
+    pub(super) async fn write_batch(&self, batch: &Arc<Batch>) -> Result<WriteOutcome, StoreError> {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
-        let mut by_dsp = self.by_dsp(&batch).await?;
+        let mut by_dsp = by_dsp(batch).await?;
         if !batch.deletions().is_empty() {
-            self.keep_deletions(connection, &batch, &mut by_dsp).await?;
+            self.keep_deletions(connection, batch, &mut by_dsp).await?;
         }
         let batch_write = BatchWrite {
-            store: &self,
+            store: self,
             connection,
-            batch: &batch,
+            batch,
             waiting: by_dsp.into_iter().collect(),
             tasks: FuturesUnordered::new(),
             running: BTreeMap::new(),
@@ -117,21 +126,15 @@ impl BatchWrite<'_> {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.deferred(dsp_id, Some(why), indices);
         }
-        if self.batch.is_deferred(dsp_id) || !self.store.has_slot(dsp_id) {
+        if self.batch.is_deferred(dsp_id) || !self.store.dsps.lock().slots.contains(&dsp_id) {
             return self.done.deferred(dsp_id, None, indices);
         }
-        let last_reply = LastReply::now();
-        let writing = CollectionWrite {
-            store: Arc::clone(self.store),
-            connection: self.connection.clone(),
-            batch: Arc::clone(self.batch),
-            dsp_id,
-            collection: None,
-            last_reply: last_reply.clone(),
-            done: WriteOutcome::default(),
-        };
+        let write = self
+            .store
+            .collection_write(self.connection, self.batch, dsp_id);
+        let last_reply = write.last_reply.clone();
         let to_write = indices.clone();
-        let writing = async move { (dsp_id, writing.write(to_write).await) };
+        let writing = async move { (dsp_id, write.write(to_write).await) };
         let task = self.store.tasks.spawn(writing);
         let stop = task.abort_handle();
         self.tasks.push(task);

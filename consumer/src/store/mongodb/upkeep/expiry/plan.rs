@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document};
 
-use super::super::{NEVER_SECONDS, number};
+use super::super::super::{NEVER_SECONDS, number};
 
 pub(super) const NAME: &str = "t_1";
 

@@ -15,120 +15,34 @@
 //! a late insert finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions)
 //! has the deletion, lookups omit the cookie, and the next sweep removes it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    Database,
+    bson::{Bson, Document},
+};
 use parking_lot::Mutex;
 use proto::newest;
 use tokio::time::Instant;
 
 use super::{
-    COOKIES, Inner,
-    bson::millis,
-    command::{self, CollectionId, Kind},
-    connection::{Connection, run},
-    error_class::{Failure, WriteError, write_errors},
+    super::{
+        MongodbStore,
+        bson::millis,
+        connection::{Connection, run},
+        databases::{DspDatabases, collection_id},
+        deleted_before,
+        documents::{DELETES_PER_COMMAND_MAX, delete},
+        error_class::{Failure, WriteError, write_errors},
+        number,
+    },
+    command::{CollectionId, Kind},
     insert_strategy::InsertStrategy,
-    number,
 };
 use crate::{
     batch::Batch,
-    store::{RejectedCookie, StoreError, WriteOutcome},
+    store::{RejectedCookie, WriteOutcome},
 };
-
-impl Inner {
-    /// Writes cookies of one DSP and makes them durable. Ignores the DSP's breaker.
-    pub(super) async fn retry_dsp(
-        self: Arc<Self>,
-        dsp_id: u32,
-        batch: Arc<Batch>,
-    ) -> Result<WriteOutcome, StoreError> {
-        self.breakers.may_try(dsp_id)?;
-        let connection = self.connection().await?;
-        let receipt = self.server(connection).await?;
-        let written = match self.write_retried(connection, dsp_id, &batch).await {
-            Ok(written) => written,
-            Err(Failure::Server(error)) => return Err(error),
-            Err(Failure::Dsp(why)) => {
-                self.breakers.trip(dsp_id, &why);
-                return Err(StoreError::Unavailable(why));
-            }
-        };
-        self.journal(connection).await?;
-        self.check_server(connection, receipt).await?;
-        self.breakers.reset(dsp_id);
-        Ok(written)
-    }
-
-    async fn write_retried(
-        self: &Arc<Self>,
-        connection: &Connection,
-        dsp_id: u32,
-        batch: &Arc<Batch>,
-    ) -> Result<WriteOutcome, Failure> {
-        let mut by_dsp = self.by_dsp(batch).await?;
-        for dsp_id in batch.dsps_with_removals(&[dsp_id].into()) {
-            by_dsp.entry(dsp_id).or_default();
-        }
-        if !self.has_slot(dsp_id) {
-            self.create_slot(connection, dsp_id).await?;
-        }
-        if by_dsp.is_empty() {
-            return self.probe(connection, dsp_id).await;
-        }
-        let mut total = WriteOutcome::default();
-        for (dsp_id, indices) in by_dsp {
-            let writing = CollectionWrite {
-                store: Arc::clone(self),
-                connection: connection.clone(),
-                batch: Arc::clone(batch),
-                dsp_id,
-                collection: None,
-                last_reply: LastReply::now(),
-                done: WriteOutcome::default(),
-            };
-            total.merge(writing.write(indices).await?);
-        }
-        Ok(total)
-    }
-
-    /// Checks that a DSP's collection is writable, without changing it.
-    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<WriteOutcome, Failure> {
-        let no_match = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
-        let command = doc! { "update": COOKIES, "updates": [no_match] };
-        run(self.database(connection, dsp_id).run_command(command)).await?;
-        Ok(WriteOutcome::default())
-    }
-
-    /// Sorts on a blocking thread, because sorting takes milliseconds of CPU.
-    pub(super) async fn by_dsp(
-        &self,
-        batch: &Arc<Batch>,
-    ) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
-        let batch = Arc::clone(batch);
-        let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
-        sorted.map_err(|error| StoreError::Broken(format!("batch sort failed: {error}")))
-    }
-
-    fn finds_first(&self, dsp_id: u32) -> bool {
-        self.insert_strategies
-            .lock()
-            .get(&dsp_id)
-            .is_some_and(InsertStrategy::finds_first)
-    }
-
-    fn observe(&self, dsp_id: u32, cookies: usize, existing: usize) {
-        let mut insert_strategies = self.insert_strategies.lock();
-        insert_strategies
-            .entry(dsp_id)
-            .or_default()
-            .observe(cookies, existing);
-    }
-}
 
 /// Time of the last reply of a collection; clones share it.
 #[derive(Debug, Clone)]
@@ -149,36 +63,58 @@ impl LastReply {
 }
 
 /// The write of a batch's cookies to one collection.
-pub(super) struct CollectionWrite {
-    pub(super) store: Arc<Inner>,
-    pub(super) connection: Connection,
-    pub(super) batch: Arc<Batch>,
-    pub(super) dsp_id: u32,
+pub(in super::super) struct CollectionWrite {
+    connection: Connection,
+    database: Database,
+    dsps: Arc<Mutex<DspDatabases>>,
+    strategy: Arc<Mutex<InsertStrategy>>,
+    batch: Arc<Batch>,
+    dsp_id: u32,
     /// The collection, if the server can check its id.
-    pub(super) collection: Option<CollectionId>,
+    collection: Option<CollectionId>,
     pub(super) last_reply: LastReply,
-    pub(super) done: WriteOutcome,
+    done: WriteOutcome,
+}
+
+impl MongodbStore {
+    /// A write to the collection of a DSP.
+    pub(in super::super) fn collection_write(
+        &self,
+        connection: &Connection,
+        batch: &Arc<Batch>,
+        dsp_id: u32,
+    ) -> CollectionWrite {
+        let mut strategies = self.insert_strategies.lock();
+        CollectionWrite {
+            connection: connection.clone(),
+            database: self.database(connection, dsp_id),
+            dsps: Arc::clone(&self.dsps),
+            strategy: Arc::clone(strategies.entry(dsp_id).or_default()),
+            batch: Arc::clone(batch),
+            dsp_id,
+            collection: None,
+            last_reply: LastReply::now(),
+            done: WriteOutcome::default(),
+        }
+    }
 }
 
 impl CollectionWrite {
     /// Writes the cookies at these indices, which all have this DSP.
-    pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
-        self.collection = self
-            .store
-            .collection_id(&self.connection, self.dsp_id)
-            .await?;
+    pub(in super::super) async fn write(
+        mut self,
+        indices: Vec<u32>,
+    ) -> Result<WriteOutcome, Failure> {
+        self.collection = collection_id(&self.dsps, &self.database, self.dsp_id).await?;
         self.last_reply.update();
-        let replied = || self.last_reply.update();
-        let removal =
-            self.store
-                .remove_deleted(&self.connection, self.dsp_id, &self.batch, replied);
-        removal.await?;
+        self.remove_deleted().await?;
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
         let mut rest = Vec::new();
         if !new.is_empty() {
             let count = new.len();
-            let to_find = if self.store.finds_first(self.dsp_id) {
+            let finds_first = self.strategy.lock().finds_first();
+            let to_find = if finds_first {
                 new
             } else {
                 self.insert(new).await?
@@ -186,13 +122,30 @@ impl CollectionWrite {
             let searched = to_find.len();
             let (found, missing) = self.find(to_find).await?;
             let existing = searched - missing.len();
-            self.store.observe(self.dsp_id, count, existing);
+            self.strategy.lock().observe(count, existing);
             to_replace.extend(found);
             rest = self.insert(missing).await?;
         }
         rest.extend(self.replace(to_replace).await?);
         self.upsert(rest).await?;
         Ok(self.done)
+    }
+
+    /// Removes the cookies that the deletions of the batch cover.
+    async fn remove_deleted(&self) -> Result<(), Failure> {
+        let deletions = self.batch.deletions().iter();
+        let deletions = deletions.filter(|it| it.removes_from(self.dsp_id));
+        let users = deletions.map(|it| {
+            let user_id = String::from_utf8_lossy(&it.user_id).into_owned();
+            (deleted_before(it.until_unix_micros), user_id.into())
+        });
+        let mut users: Vec<(u64, Bson)> = users.collect();
+        users.sort_by_key(|(before, _)| *before);
+        for part in users.chunks(DELETES_PER_COMMAND_MAX) {
+            delete(&self.connection, &self.database, part).await?;
+            self.last_reply.update();
+        }
+        Ok(())
     }
 
     /// Inserts cookies; returns those of existing users.
@@ -285,7 +238,7 @@ impl CollectionWrite {
             }
             _ => {
                 if error.is_dropped() {
-                    self.store.dsps.lock().remove_slot(self.dsp_id);
+                    self.dsps.lock().remove_slot(self.dsp_id);
                 }
                 Err(error.failure())
             }
@@ -302,8 +255,7 @@ impl CollectionWrite {
         *cookies = now.split_off(now.len().min(kind.cookies_max()));
         let concern = &self.connection.concern;
         let command = kind.encode(&self.batch, &now, concern, self.collection);
-        let database = self.store.database(&self.connection, self.dsp_id);
-        let reply = run(database.run_raw_command(command)).await?;
+        let reply = run(self.database.run_raw_command(command)).await?;
         self.last_reply.update();
         Ok((now, reply))
     }

@@ -4,7 +4,7 @@ use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 
 use proto::newest;
 
-use super::{super::bson::millis, *};
+use super::{super::super::bson::millis, *};
 use crate::batch::tests::{batch, chunk};
 
 /// A batch of `count` cookies of DSP 7 with the same time.

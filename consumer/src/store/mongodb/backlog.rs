@@ -6,24 +6,55 @@
 //! entry and writes the cookies again, which changes nothing. A late insert never replaces another entry, because entry
 //! numbers are times and are not reused.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 
 use super::{
-    Inner,
-    connection::{run, write},
+    COOKIES, MongodbStore,
+    connection::{Connection, run, write},
+    cookies::by_dsp,
+    error_class::Failure,
 };
-use crate::store::{FullRetryEntry, RetryEntry, StoreError};
+use crate::{
+    batch::Batch,
+    store::{Backlog, FullRetryEntry, RetryEntry, StoreError, WriteOutcome},
+};
 
 const COLLECTION: &str = "retry_queue";
 
 /// Maximum bytes of one insert. A message is limited to 48 MB.
 const INSERT_BYTES: u64 = 8 << 20;
 
-impl Inner {
-    /// The entries of this consumer, ordered by number.
-    pub(super) async fn read_retry_index(&self) -> Result<Vec<RetryEntry>, StoreError> {
+#[async_trait]
+impl Backlog for MongodbStore {
+    fn has_slot(&self, dsp_id: u32) -> bool {
+        self.dsps.lock().slots.contains(&dsp_id)
+    }
+
+    /// Ignores the DSP's breaker.
+    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+        self.breakers.may_try(dsp_id)?;
+        let connection = self.connection().await?;
+        let receipt = self.server(connection).await?;
+        let written = match self.write_retried(connection, dsp_id, &batch).await {
+            Ok(written) => written,
+            Err(Failure::Server(error)) => return Err(error),
+            Err(Failure::Dsp(why)) => {
+                self.breakers.trip(dsp_id, &why);
+                return Err(StoreError::Unavailable(why));
+            }
+        };
+        self.journal(connection).await?;
+        self.check_server(connection, receipt).await?;
+        self.breakers.reset(dsp_id);
+        Ok(written)
+    }
+
+    async fn retry_entries(&self) -> Result<Vec<RetryEntry>, StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
         let found = collection.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 });
@@ -37,11 +68,7 @@ impl Inner {
         Ok(entries.await?)
     }
 
-    /// Inserts entries durably.
-    pub(super) async fn insert_retry_entries(
-        &self,
-        entries: &[FullRetryEntry],
-    ) -> Result<(), StoreError> {
+    async fn put_retry_entries(&self, entries: &[FullRetryEntry]) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         let mut rest = entries;
         while !rest.is_empty() {
@@ -65,11 +92,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The chunks of existing entries.
-    pub(super) async fn read_retry_entries(
-        &self,
-        numbers: &[u64],
-    ) -> Result<Vec<Bytes>, StoreError> {
+    async fn read_retry_entries(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
         let found = self.find_own(COLLECTION, self.of_numbers(numbers)).await?;
         let chunks = found
             .into_iter()
@@ -84,10 +107,12 @@ impl Inner {
         Ok(bytes.collect())
     }
 
-    pub(super) async fn delete_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError> {
+    async fn remove_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError> {
         self.delete_own(COLLECTION, self.of_numbers(numbers)).await
     }
+}
 
+impl MongodbStore {
     /// Deletes entries of other consumers that were queued before this time, in microseconds since the Unix epoch.
     pub(super) async fn delete_abandoned_retries(&self, before: u64) -> Result<(), StoreError> {
         let old =
@@ -117,6 +142,38 @@ impl Inner {
     fn of_numbers(&self, numbers: &[u64]) -> Document {
         let ids: Vec<Document> = numbers.iter().map(|number| self.id(*number)).collect();
         doc! { "_id": { "$in": ids } }
+    }
+
+    async fn write_retried(
+        &self,
+        connection: &Connection,
+        dsp_id: u32,
+        batch: &Arc<Batch>,
+    ) -> Result<WriteOutcome, Failure> {
+        let mut by_dsp = by_dsp(batch).await?;
+        for dsp_id in batch.dsps_with_removals(&[dsp_id].into()) {
+            by_dsp.entry(dsp_id).or_default();
+        }
+        if !self.has_slot(dsp_id) {
+            self.create_slot(connection, dsp_id).await?;
+        }
+        if by_dsp.is_empty() {
+            return self.probe(connection, dsp_id).await;
+        }
+        let mut total = WriteOutcome::default();
+        for (dsp_id, indices) in by_dsp {
+            let write = self.collection_write(connection, batch, dsp_id);
+            total.merge(write.write(indices).await?);
+        }
+        Ok(total)
+    }
+
+    /// Checks that a DSP's collection is writable, without changing it.
+    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<WriteOutcome, Failure> {
+        let no_match = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
+        let command = doc! { "update": COOKIES, "updates": [no_match] };
+        run(self.database(connection, dsp_id).run_command(command)).await?;
+        Ok(WriteOutcome::default())
     }
 }
 

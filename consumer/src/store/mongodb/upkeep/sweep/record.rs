@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
 
-use super::super::{date, number};
+use super::super::super::{date, number};
 
 /// The sweep record of a collection. Times are in microseconds since the Unix epoch.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -1,11 +1,12 @@
-//! Deletions in the embedded store.
+//! Maintenance of the embedded store, and its deletions.
 //!
 //! One atomic write stores the deletions of a batch and removes the covered cookies, before the cookies of their batch
 //! are written. A deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step
 //! holds the writers' lock for some milliseconds.
 
-use std::{ops::Bound, time::Duration};
+use std::{ops::Bound, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use fjall::{OwnedWriteBatch, PersistMode};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{
     deletions::{Deletion, Deletions},
-    store::StoreError,
+    store::{Compaction, Expiry, ExpiryResult, StoreError, Upkeep},
 };
 
 /// Number of cookies that a step scans.
@@ -27,8 +28,30 @@ const STEP_KEYS: usize = 10_000;
 /// Pause after a step.
 const PAUSE: Duration = Duration::from_millis(20);
 
-impl EmbeddedStore {
-    pub(super) async fn remove_all_of_dsp(
+#[async_trait]
+impl Upkeep for EmbeddedStore {
+    /// The directory is locked, so no other consumer uses it.
+    async fn maintenance_owner(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+
+    async fn expire(&self, expiry: Expiry<'_>) -> Result<ExpiryResult, StoreError> {
+        if expiry.open {
+            self.inner.expiry.set_now(expiry.now);
+        }
+        Ok(ExpiryResult {
+            deleted: self.inner.expiry.take_removed(),
+            complete: true,
+            ..ExpiryResult::default()
+        })
+    }
+
+    /// fjall compacts while it writes.
+    async fn compact(&self, _: Compaction<'_>) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    async fn remove_dsp(
         &self,
         deletion: &Deletion,
         stop: &CancellationToken,
@@ -48,6 +71,16 @@ impl EmbeddedStore {
                 () = sleep(PAUSE) => {}
             }
         }
+    }
+
+    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+        self.run(move |inner| inner.remove_deletions_until(floor))
+            .await
+    }
+
+    async fn delete_cursors_before(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
+        self.run(move |inner| inner.delete_cursors_before(before))
+            .await
     }
 }
 

@@ -30,9 +30,11 @@ use mongodb::{
 use tokio::time::timeout;
 
 use super::{
-    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
-    connection::{Connection, run},
-    error_class::{Failure, code, failure, unavailable},
+    super::{
+        COOKIES, ExpiryMode, INVALID_OPTIONS, MongodbStore, NEVER_SECONDS, collection,
+        connection::{Connection, run},
+        error_class::{Failure, code, failure, unavailable},
+    },
     sweep::{SweepRecord, SweepRecords},
 };
 use crate::store::{Expiry, ExpiryResult, StoreError};
@@ -44,11 +46,11 @@ const CHANGE_MILLIS: i32 = 5_000;
 /// Maximum time to wait for the creation of an index before other work continues.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Inner {
+impl MongodbStore {
     /// Creates the collection of a DSP, and so its database. In index mode, also creates the index, which expires nothing until
     /// the next expiry run. If the collection exists without the index, the next run creates the index, which takes minutes
     /// with millions of documents.
-    pub(super) async fn create_slot(
+    pub(in super::super) async fn create_slot(
         &self,
         connection: &Connection,
         dsp_id: u32,

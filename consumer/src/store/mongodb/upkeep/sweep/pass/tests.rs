@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::*;
+use mongodb::bson::Bson;
+
+use super::{super::super::super::documents::expired, *};
 
 const MINUTE: u64 = 60_000_000;
 const NOW: u64 = 1_000 * MINUTE;
@@ -24,9 +26,9 @@ impl Collection {
     }
 
     /// The next documents of a cursor.
-    fn find(&self, from: u32, limit: usize) -> Vec<SweptDocument> {
+    fn find(&self, from: u32, limit: usize) -> Vec<ScannedDocument> {
         let found = self.documents.range(from..).take(limit);
-        let documents = found.map(|(id, accepted)| SweptDocument {
+        let documents = found.map(|(id, accepted)| ScannedDocument {
             id: Bson::Int64((*id).into()),
             accepted: Some(date(*accepted)),
         });
@@ -126,7 +128,7 @@ proptest! {
 
 #[test]
 fn pass_ends_at_documents_inserted_since_its_start() {
-    let at = |accepted| SweptDocument {
+    let at = |accepted| ScannedDocument {
         id: Bson::Null,
         accepted: Some(date(accepted)),
     };

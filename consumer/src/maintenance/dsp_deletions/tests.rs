@@ -2,15 +2,11 @@
 
 use std::sync::Mutex;
 
+use async_trait::async_trait;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::*;
-use crate::{
-    batch::Batch,
-    store::{
-        Expiry, ExpiryResult, LookupResult, StoreError, StoreFuture, StoredState, WriteOutcome,
-    },
-};
+use crate::store::{Compaction, Expiry, ExpiryResult, StoreError};
 
 /// A store in which each job hangs. It reports the floors that it received.
 #[derive(Debug)]
@@ -19,51 +15,40 @@ struct HangingStore {
     failures: Mutex<u32>,
 }
 
-fn ready<T: Send + 'static>(result: Result<T, StoreError>) -> StoreFuture<'static, T> {
-    Box::pin(std::future::ready(result))
-}
-
-impl Store for HangingStore {
-    fn load(&self) -> StoreFuture<'_, StoredState> {
-        ready(Ok(StoredState::default()))
+#[async_trait]
+impl Upkeep for HangingStore {
+    async fn maintenance_owner(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
     }
 
-    fn write(&self, _: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
-        ready(Ok(WriteOutcome::default()))
+    async fn expire(&self, _: Expiry<'_>) -> Result<ExpiryResult, StoreError> {
+        Ok(ExpiryResult::default())
     }
 
-    fn lookup<'a>(&'a self, _: &'a str, _: &'a Deletions) -> StoreFuture<'a, LookupResult> {
-        ready(Ok(LookupResult::default()))
+    async fn compact(&self, _: Compaction<'_>) -> Result<bool, StoreError> {
+        Ok(true)
     }
 
-    fn remove_dsp<'a>(
-        &'a self,
-        _: &'a Deletion,
-        _: &'a CancellationToken,
-    ) -> StoreFuture<'a, Option<u64>> {
-        Box::pin(std::future::pending())
+    async fn remove_dsp(
+        &self,
+        _: &Deletion,
+        _: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError> {
+        std::future::pending().await
     }
 
-    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
+    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
         let mut failures = self.failures.lock().unwrap();
         if *failures > 0 {
             *failures -= 1;
-            return ready(Err(StoreError::Unavailable("failing".to_owned())));
+            return Err(StoreError::Unavailable("failing".to_owned()));
         }
         self.floor.send_replace(floor);
-        ready(Ok(()))
+        Ok(())
     }
 
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        ready(Ok(()))
-    }
-
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
-        ready(Ok(ExpiryResult::default()))
-    }
-
-    fn delete_cursors_before(&self, _: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
-        ready(Ok(Vec::new()))
+    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+        Ok(Vec::new())
     }
 }
 
@@ -89,7 +74,7 @@ async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
     deletions.begin_jobs(&[deletion("", 1, now)]);
     let stop = CancellationToken::new();
     let mut running = JoinSet::new();
-    running.spawn(run(deletions.clone(), Arc::new(store), stop));
+    running.spawn(run(deletions.clone(), Some(Arc::new(store)), stop));
     for at in 1..4 {
         deletions.add(&deletion("u", 1, now + at));
         deletions.add(&deletion("v", 1, now + at));

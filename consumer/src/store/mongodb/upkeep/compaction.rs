@@ -25,8 +25,8 @@ use mongodb::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    COOKIES, Inner,
+use super::super::{
+    COOKIES, MongodbStore,
     connection::{Connection, run},
     date,
     error_class::{Failure, failure},
@@ -76,7 +76,7 @@ fn reusable_of_file(file: &Document) -> Option<u64> {
     (size > FILE_BYTES_MIN && free > size / REUSABLE_DIVISOR).then_some(free)
 }
 
-impl Inner {
+impl MongodbStore {
     pub(super) async fn compact_all(&self, compaction: Compaction<'_>) -> Result<bool, StoreError> {
         let connection = self.connection().await?;
         let mut complete = true;
@@ -169,7 +169,7 @@ fn decode(record: &Document) -> Option<(&str, LastCompaction)> {
 
 /// The compaction of one collection.
 struct CollectionCompaction<'a> {
-    store: &'a Inner,
+    store: &'a MongodbStore,
     connection: &'a Connection,
     namespace: String,
     database: Database,

@@ -13,7 +13,7 @@ const RECENT_MAX: usize = 64;
 
 /// Durations of the sequential commits of one store.
 #[derive(Debug, Default)]
-pub(in super::super) struct CommitTimes(Mutex<Times>);
+pub(super) struct CommitTimes(Mutex<Times>);
 
 #[derive(Debug, Default)]
 struct Times {
@@ -25,10 +25,10 @@ struct Times {
 }
 
 /// A running commit; it ends when this is dropped.
-pub(in super::super) struct Commit<'a>(&'a CommitTimes);
+pub(super) struct Commit<'a>(&'a CommitTimes);
 
 impl CommitTimes {
-    pub(in super::super) fn begin(&self) -> Commit<'_> {
+    pub(super) fn begin(&self) -> Commit<'_> {
         self.0.lock().began = Some(Instant::now());
         Commit(self)
     }

@@ -11,17 +11,19 @@ use clap::ValueEnum as _;
 use mongodb::bson::{Document, doc};
 
 use super::{
-    ExpiryMode, Inner,
+    super::{
+        ExpiryMode, MongodbStore,
+        connection::{Connection, run},
+        error_class::write_errors,
+    },
     compaction::RECORDS,
-    connection::{Connection, run},
-    error_class::write_errors,
 };
 use crate::store::StoreError;
 
 /// Duration of the lease: 2.5 intervals of maintenance runs.
 const LEASE: Duration = Duration::from_secs(25 * 60);
 
-impl Inner {
+impl MongodbStore {
     /// Acquires or renews the lease. Returns the owner, if it is another consumer.
     pub(super) async fn other_owner(&self) -> Result<Option<String>, StoreError> {
         let connection = self.connection().await?;
@@ -56,7 +58,7 @@ impl Inner {
     }
 
     /// The expiry mode of this server: that of the owner.
-    pub(super) async fn server_mode(
+    pub(in super::super) async fn server_mode(
         &self,
         connection: &Connection,
     ) -> Result<ExpiryMode, StoreError> {
