@@ -327,28 +327,25 @@ impl Subscription {
                 let cursor = position.cursor();
                 let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
+                macro_rules! log {
+                    ($level:ident) => {
+                        tracing::$level!(
+                            producer,
+                            epoch,
+                            first,
+                            last,
+                            lost,
+                            ?reason,
+                            "gap: cookies lost"
+                        )
+                    };
+                }
                 let logged = self.gap_logged.map(|at| at.elapsed());
                 if logged.is_none_or(|ago| ago >= GAP_LOG_INTERVAL) {
                     self.gap_logged = Some(Instant::now());
-                    tracing::warn!(
-                        producer,
-                        epoch,
-                        first,
-                        last,
-                        lost,
-                        ?reason,
-                        "gap: cookies lost"
-                    );
+                    log!(warn);
                 } else {
-                    tracing::debug!(
-                        producer,
-                        epoch,
-                        first,
-                        last,
-                        lost,
-                        ?reason,
-                        "gap: cookies lost"
-                    );
+                    log!(debug);
                 }
                 Item::Cursor(cursor)
             }
