@@ -168,7 +168,8 @@ mod tests {
                 retry_after: Some("30".to_owned()),
                 x_ratelimit_reset: Some("60".to_owned()),
                 ..LimitHeaders::default()
-            },
+            }
+            .into(),
             ..Response::default()
         };
         limiter.feedback(counter, &response).await;

@@ -105,7 +105,7 @@ impl HttpOrigin {
             time,
             e_tag: text(header::ETAG).unwrap_or_default(),
             last_modified: text(header::LAST_MODIFIED).unwrap_or_default(),
-            limits: LimitHeaders::of(response.headers()),
+            limits: LimitHeaders::of(response.headers()).into(),
             body: Body::Unread,
         };
         // Other bodies are not read; their connections are closed.

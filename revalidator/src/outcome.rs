@@ -36,7 +36,7 @@ pub struct Response {
     /// `Last-Modified`, or empty.
     pub last_modified: String,
     /// Header fields that demand fewer requests.
-    pub limits: LimitHeaders,
+    pub limits: Box<LimitHeaders>,
     /// The body of a 2xx.
     pub body: Body,
 }

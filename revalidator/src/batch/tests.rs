@@ -45,7 +45,8 @@ impl Origin for TestOrigin {
             limits: LimitHeaders {
                 retry_after: (status == 429).then(|| "30".to_owned()),
                 ..LimitHeaders::default()
-            },
+            }
+            .into(),
             body: match status {
                 200 => Body::Complete(body.into()),
                 _ => Body::Unread,

@@ -177,7 +177,8 @@ fn unavailable_is_throttled_only_with_retry_after() {
         limits: LimitHeaders {
             retry_after: Some("1".to_owned()),
             ..LimitHeaders::default()
-        },
+        }
+        .into(),
         ..Response::default()
     });
     assert_eq!(outcome_of(&answer), Outcome::Throttled);

@@ -122,7 +122,8 @@ impl Origin for SimOrigin {
             limits: LimitHeaders {
                 retry_after: (status == 429).then(|| "30".to_owned()),
                 ..LimitHeaders::default()
-            },
+            }
+            .into(),
             ..Response::default()
         };
         if status == 200 {
