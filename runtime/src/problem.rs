@@ -58,7 +58,7 @@ pub struct Problem {
     /// Retry-After in whole seconds.
     pub retry_after: Option<u64>,
     /// Further headers.
-    pub headers: HeaderMap,
+    pub headers: Box<HeaderMap>,
     /// Further members of the body.
     pub members: Map<String, Value>,
     /// Data for the API, which the response does not contain.
@@ -72,7 +72,7 @@ impl Problem {
             kind,
             detail: detail.into(),
             retry_after: None,
-            headers: HeaderMap::new(),
+            headers: Box::default(),
             members: Map::new(),
             extensions: Extensions::new(),
         }
@@ -110,7 +110,7 @@ impl Problem {
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        headers.extend(self.headers.clone());
+        headers.extend((*self.headers).clone());
         if status == StatusCode::UNAUTHORIZED {
             let bearer = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
