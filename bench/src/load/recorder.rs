@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::report::Micros;
 
-const SECOND_NANOS: u64 = 1_000_000_000;
+pub(super) const SECOND_NANOS: u64 = 1_000_000_000;
 
 /// Recorder of the connections of one thread.
 pub(super) struct Recorder {
