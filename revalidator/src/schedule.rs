@@ -258,7 +258,7 @@ mod tests {
     /// Vixie cron, minute by minute: a clock that jumps forward makes the skipped times due, and one that jumps back makes no time due
     /// that it has shown before. Expressions with an asterisk only follow the clock.
     fn model(
-        (minutes, hours): (&(String, Vec<i8>), &(String, Vec<i8>)),
+        [minutes, hours]: [&(String, Vec<i8>); 2],
         zone: &TimeZone,
         (from, to): (i64, i64),
     ) -> Vec<u64> {
@@ -301,7 +301,7 @@ mod tests {
             let around = changes.last().map_or(start, |it| it.timestamp());
             let around = around.as_second() / 60 * 60;
             let (from, to) = (around - before * 60, around + 3 * 24 * 3600);
-            let expected = model((&minutes, &hours), &zone, (from, to));
+            let expected = model([&minutes, &hours], &zone, (from, to));
             let schedule = format!("{} {} * * * {name}", minutes.0, hours.0);
             let schedule = Schedule::try_from(schedule).unwrap();
             let millis = |it: i64| u64::try_from(it).unwrap() * 1000;

@@ -230,6 +230,7 @@ fn documented_flags_exist() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let dirs = [
         "runtime/src",
+        "runtime/nats/src",
         "producer/src",
         "consumer/src",
         "limits/limiter/src",
