@@ -16,11 +16,14 @@ mod completeness;
 mod producer;
 mod table;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use runtime::unix_micros;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
 
 use self::table::{AddressKey, Table};
 pub use self::{
@@ -29,6 +32,9 @@ pub use self::{
     table::{Address, CLOCK_AHEAD_MICROS_MAX, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
 use crate::{batch::Cursor, clock::extrapolate};
+
+/// Time after the start in which producers should have connected. Those that no longer exist delay the others until then.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// All producers of one process; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +45,7 @@ struct SharedTable {
     table: Mutex<Table>,
     /// Start of this process, in microseconds since the Unix epoch.
     started: (u64, Instant),
-    /// Notified when a stream opens or closes.
+    /// Notified when a stream opens or closes, or a clock is measured.
     streams_changed: Notify,
 }
 
@@ -155,6 +161,23 @@ impl Producers {
         }
         let offset = ClockOffset::measured(sent, unix_micros, self.steady_micros());
         self.0.table.lock().measure(producer, offset);
+        self.0.streams_changed.notify_waiters();
+    }
+
+    /// Waits until the clocks of all known producers are measured, but not longer than [`MEASURE_TIMEOUT`] after the start: a
+    /// deletion that arrives earlier covers more cookies than it must.
+    pub async fn wait_measured(&self) {
+        let are_measured = async {
+            loop {
+                let changed = self.0.streams_changed.notified();
+                if self.0.table.lock().are_measured() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let end = self.0.started.1 + MEASURE_TIMEOUT;
+        drop(timeout_at(end, are_measured).await);
     }
 
     /// Records that a chunk of this time arrived now. Must be called before the push, so that later deletions cover its

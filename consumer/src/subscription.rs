@@ -235,6 +235,7 @@ impl Subscription {
         });
         let producers = &self.context.producers;
         producers.measure_clock(position.producer(), sent, hello.unix_micros);
+        producers.wait_measured().await;
         self.log_connected(&hello, position.producer());
         if let (Resumption::NewEpoch { previous, tail }, Some(observed)) = (&resumption, observed) {
             restarts::report(

@@ -220,6 +220,12 @@ impl Table {
         }
     }
 
+    /// Whether the clocks of all producers are measured.
+    pub(super) fn are_measured(&self) -> bool {
+        let mut offsets = self.producers.values().map(Producer::offset);
+        offsets.all(|offset| offset.is_some())
+    }
+
     /// The measured difference of a producer's clock.
     pub(super) fn offset(&self, id: &str) -> Option<ClockOffset> {
         self.producers.get(id)?.offset()
