@@ -450,6 +450,7 @@ mod tests {
         node.producers.load(vec![gone]);
         let until = node.receive("behind", "", 5);
         assert!(until > known);
-        assert!(until >= Some(node.now + CLOCK_AHEAD_MICROS_MAX));
+        // The node was made moments after the start.
+        assert!(until > Some(node.now + CLOCK_AHEAD_MICROS_MAX - SECOND));
     }
 }
