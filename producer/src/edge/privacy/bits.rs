@@ -94,6 +94,13 @@ pub(super) fn check_characters(text: &str, separators: &[u8; 2]) -> Result<(), M
 /// Maximum number of segments that are read; the formats have up to four.
 const SEGMENTS_MAX: usize = 8;
 
+/// Checks that no segment is empty, as the last one of a text that was cut may be, and that all of them are read.
+pub(super) fn check_segments(text: &str) -> Result<(), Malformed> {
+    let has_empty = text.split('.').any(str::is_empty);
+    let are_read = text.split('.').count() <= SEGMENTS_MAX;
+    (!has_empty && are_read).then_some(()).ok_or(Malformed)
+}
+
 /// The first segments of a text, which dots separate.
 pub(super) fn segments(text: &str) -> impl Iterator<Item = Bits<'_>> {
     let mut rest = Some(text.as_bytes());

@@ -98,8 +98,8 @@ impl Config {
         }
         let mut refused = rule.gpp_sid.iter();
         if ids.is_empty() && self.us.without_sid == Sections::All {
-            let gpp = self.sections(signals)?.unwrap_or_default();
-            return Ok(refused.any(|id| !gpp.section(id).is_empty()));
+            let gpp = self.sections(signals)?;
+            return Ok(gpp.is_some_and(|gpp| refused.any(|id| !gpp.section(id).is_empty())));
         }
         Ok(refused.any(|id| ids.contains(id)))
     }

@@ -9,8 +9,8 @@ use super::bits::{self, Bits, Malformed};
 /// The section of TCF consent in the EU.
 pub(super) const TCF_EU: usize = 2;
 
-/// The gate judges only sections with smaller ids.
-const IDS_END: usize = 28;
+/// The gate judges only sections with smaller ids, and so do the rules of DSPs.
+const IDS_END: usize = 64;
 
 /// Larger section ids are malformed, which bounds the bits of a header.
 const ID_MAX: usize = 1023;
@@ -22,7 +22,6 @@ const HEADER_TYPE: u64 = 3;
 const HEADER_VERSION: u64 = 1;
 
 /// The known sections of a GPP string.
-#[derive(Clone, Copy, Default)]
 pub(super) struct Sections<'a> {
     text: &'a str,
     /// Start and end in the text by id; both 0 if the section is absent.
@@ -43,7 +42,7 @@ impl<'a> Sections<'a> {
         }
         let mut sections = Self {
             text,
-            ..Self::default()
+            spans: [(0, 0); IDS_END],
         };
         let count = header.number(12, 12)?;
         let (mut at, mut id) = (24, 0);

@@ -148,6 +148,24 @@ fn other_versions_and_malformed_consent_are_distinguished() {
 }
 
 #[test]
+fn segments_of_us_sections_are_not_lost() {
+    let check = |segments: &str, expected| {
+        check(&format!("gpp_sid=7&gpp=DBABL~{segments}"), expected);
+    };
+    check("BqqqqqqqqqA.QA", Outcome::Allowed);
+    for cut in ["BqqqqqqqqqA.", ".QA", "BqqqqqqqqqA..QA"] {
+        check(cut, Outcome::Malformed);
+    }
+    check(&format!("BqqqqqqqqqA{}", ".QA".repeat(7)), Outcome::Allowed);
+    check(
+        &format!("BqqqqqqqqqA{}", ".QA".repeat(8)),
+        Outcome::Malformed,
+    );
+    let gpp = gpp::Sections::parse("DBABKY~BAAA").unwrap();
+    assert_eq!(gpp.section(28), "BAAA", "a rule can name it");
+}
+
+#[test]
 fn escapes_change_no_decision() {
     for (query, expected) in [
         (format!("gdpr=1&gdpr_consent={CONSENT}"), Outcome::Allowed),
@@ -385,7 +403,7 @@ fn sections_24_to_27_may_begin_with_a_header_segment() {
             (format!("{letter}BAA.BRVg"), Outcome::UsOptOut),
             (format!("{letter}BAA.BRWQ"), Outcome::UsOptOut),
             (format!("{letter}BAA.BRWg"), Outcome::Allowed),
-            (format!("{letter}BAA.BRWg."), Outcome::Allowed),
+            (format!("{letter}BAA.BRWg."), Outcome::Malformed),
             (format!("{letter}BAA"), Outcome::Malformed),
         ] {
             check(&format!("gpp_sid={id}&gpp={header}~{section}"), expected);

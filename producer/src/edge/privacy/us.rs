@@ -29,6 +29,7 @@ pub(super) fn opts_out(
     if id == US_PRIVACY {
         return us_privacy_opts_out(text, us);
     }
+    bits::check_segments(text)?;
     let mut segments = bits::segments(text);
     let mut core = segments.next().ok_or(Malformed)?;
     if id >= 24 && core.number(0, 6)? == id as u64 {
@@ -49,7 +50,7 @@ pub(super) fn opts_out(
         }
     }
     if counts_gpc && has_gpc(id) {
-        for segment in segments.filter(|segment| segment.len() > 0) {
+        for segment in segments {
             if segment.number(0, 2)? == GPC && segment.bit(2)? {
                 return Ok(true);
             }

@@ -162,7 +162,7 @@ fn long_lists_of_segments_and_sections_are_bounded() {
     check_work(
         "section segments",
         &format!("gpp=DBABLA~CVVqAAAAAABA{dots}"),
-        Outcome::Allowed,
+        Outcome::Malformed,
     );
     let tildes = "~".repeat(LENGTH);
     check_work(
