@@ -164,7 +164,7 @@ impl Producers {
         self.0.streams_changed.notify_waiters();
     }
 
-    /// Waits until the clocks of all known producers are measured, but not longer than [`MEASURE_TIMEOUT`] after the start: a
+    /// Waits until the clocks of all known producers are measured, but not longer than `MEASURE_TIMEOUT` after the start: a
     /// deletion that arrives earlier covers more cookies than it must.
     pub async fn wait_measured(&self) {
         let are_measured = async {

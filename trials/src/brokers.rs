@@ -2,7 +2,7 @@
 //!
 //! Each row is a run of a new server on loopback with its state in a temporary directory. The producer is measured by
 //! [`bench::subscribe`]: it receives each cookie as an HTTP request and builds chunks itself. The other servers receive finished
-//! [messages](messages) over several connections. All subscribers decode every cookie, in this process. CPU time and memory are
+//! messages over several connections. All subscribers decode every cookie, in this process. CPU time and memory are
 //! those of the server.
 
 mod messages;

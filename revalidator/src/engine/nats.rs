@@ -129,7 +129,7 @@ impl Nats {
         self.streams.borrow().error.clone().map_or(Ok(()), Err)
     }
 
-    /// Until `stop`, checks all streams every [`CHECK_INTERVAL`], and creates those that the server has lost. Watches and result streams
+    /// Until `stop`, checks all streams every `CHECK_INTERVAL`, and creates those that the server has lost. Watches and result streams
     /// then end, because their consumers belong to the lost streams.
     pub async fn supervise(self, stop: CancellationToken) {
         let pause = || stop.run_until_cancelled(sleep(CHECK_INTERVAL));
