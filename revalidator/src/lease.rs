@@ -52,7 +52,10 @@ impl Lease {
         };
         let set = engine.compare_and_set(BUCKET, &key, value.clone(), expected);
         let Some(mut revision) = set.await? else {
-            mirror.reload();
+            // A free lease may just have been acquired by another process, but nobody changes an expired one for long.
+            if expected.is_some() {
+                mirror.reload();
+            }
             return Ok(None);
         };
         let mut lease = Self {

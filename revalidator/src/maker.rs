@@ -150,13 +150,14 @@ impl<E: Engine> Maker<E> {
     }
 
     /// Runs a job until it ends, the lease is lost, `stop` is cancelled, or a file cannot be read or written. Another maker may be
-    /// able to use the file, so this one then leaves the job to others for [`RETRY_PAUSE_MAX`].
+    /// able to use the file, so this one then leaves the job to others for [`RETRY_PAUSE_MAX`]; otherwise for [`RETRY_PAUSE`],
+    /// because its copy of the job may be old.
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease) {
         let lost = lease.lost.clone();
         let pause = tokio::select! {
             pause = self.make_with_retries(id, app) => pause,
-            () = lost.cancelled() => Duration::ZERO,
-            () = self.stop.cancelled() => Duration::ZERO,
+            () = lost.cancelled() => RETRY_PAUSE,
+            () = self.stop.cancelled() => RETRY_PAUSE,
         };
         lease.release().await;
         self.stop.run_until_cancelled(sleep(pause)).await;
@@ -180,7 +181,7 @@ impl<E: Engine> Maker<E> {
             sleep(pause).await;
             pause = (2 * pause).min(RETRY_PAUSE_MAX);
         }
-        Duration::ZERO
+        RETRY_PAUSE
     }
 
     async fn change(&self, id: &str, change: impl FnMut(&mut JobStatus)) -> Result<JobStatus> {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use tokio::{
     sync::watch,
@@ -228,9 +228,10 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
                 jobs::resume(job, now());
             }
         };
-        let Some(mut job) = change_job(&worker.engine, self.id, begin).await? else {
-            return Ok(false);
-        };
+        let job = change_job(&worker.engine, self.id, begin).await?;
+        // Then the worker's copy is old, and the caller makes a pause before it claims a job again.
+        let job = job.filter(|it| it.is_open() && !is_suspended(it, now()));
+        let mut job = job.context("the job has ended or is suspended")?;
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
         let mut batches = worker.engine.batches(self.id, needed).await?;
         while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost.is_cancelled() {

@@ -64,6 +64,8 @@ struct State {
     ids: [Ids; 2],
     next: u64,
     messages: u64,
+    /// Time of the last call, and number of calls since it.
+    at: (Option<Instant>, u64),
     is_down: bool,
     panics_in_results: bool,
     /// Bytes that are reported for each byte of results.
@@ -83,6 +85,7 @@ impl Default for State {
             ids: Default::default(),
             next: 0,
             messages: 0,
+            at: (None, 0),
             is_down: false,
             panics_in_results: false,
             result_size: 0,
@@ -93,6 +96,16 @@ impl Default for State {
 }
 
 impl State {
+    fn count_call(&mut self) {
+        self.messages += 1;
+        let now = Some(Instant::now());
+        match self.at {
+            (at, count) if at == now => self.at.1 = count + 1,
+            _ => self.at = (now, 0),
+        }
+        assert!(self.at.1 < CALLS_AT_ONCE_MAX, "calls without a pause");
+    }
+
     fn work_bytes(&self) -> usize {
         let queues = self.work.values();
         let bytes = queues.map(|queue| {
@@ -103,6 +116,9 @@ impl State {
         bytes.sum()
     }
 }
+
+/// Maximum number of calls without any passing of time: more are a loop without a pause, which would never end in simulated time.
+const CALLS_AT_ONCE_MAX: u64 = 50_000;
 
 fn check_room(used: usize, max: usize, payload: &Bytes) -> Result<()> {
     ensure!(
@@ -140,7 +156,7 @@ impl Model {
         let result = {
             let mut state = self.lock();
             ensure!(!state.is_down, "the broker is down");
-            state.messages += 1;
+            state.count_call();
             effect(&mut state)
         };
         self.wait().await;
@@ -157,6 +173,13 @@ impl Model {
                 .keys
                 .values_mut()
                 .for_each(|keys| keys.watchers.clear());
+        }
+    }
+
+    /// Ends all watches of a bucket.
+    pub(crate) fn end_watches(&self, bucket: Bucket) {
+        if let Some(keys) = self.lock().keys.get_mut(&bucket) {
+            keys.watchers.clear();
         }
     }
 

@@ -384,3 +384,19 @@ async fn job_of_a_foreign_maker_that_died_stops_no_other_job() {
     assert_eq!(again.reason, None);
     cancel(&simulation, "foreign").await;
 }
+
+/// A worker suspends a job while its own copy is old, and the lease that it releases wakes it at once.
+#[tokio::test(start_paused = true)]
+async fn worker_with_an_old_copy_of_a_job_makes_pauses() {
+    let mut simulation = Simulation::new(APPS, |_, _| (503, TIME));
+    simulation.maker();
+    simulation.worker();
+    simulation.job("one", "a", 3_000, |_| ()).await;
+    let is_suspended = |job: &JobStatus| job.revalidator_state == RevalidatorState::Suspended;
+    while !is_suspended(&simulation.status("a").await) {
+        simulation.model.end_watches(Bucket::Jobs);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(is_suspended(&simulation.status("a").await));
+}
