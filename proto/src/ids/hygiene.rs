@@ -1,16 +1,13 @@
 //! Finds buyer uids that are not ids: macros that an ad server did not replace, and placeholders for a missing id.
 //!
-//! Quotes and spaces around a value do not count. Any sequence of delimiters may enclose a macro or a sentinel, because
-//! template languages repeat and mix them: `[[UID]]`, `{$UID}`, `*|UID|*`.
+//! Template languages repeat and mix their delimiters: `[[UID]]`, `{$UID}`, `*|UID|*`. Therefore no list of them is complete, and
+//! the rules are general: no id contains a bracket, a dollar, or more than one percent sign; and characters around a value other than letters
+//! and digits do not make a sentinel an id.
 //!
-//! Does no I/O and allocates nothing. An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a
-//! value with a character that macros use is examined further: once as it is, and once after it was percent-decoded again.
-//! This takes linear time.
+//! An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a value with a character that macros use is
+//! copied, without its escapes, and examined further; this takes linear time.
 
-use percent_encoding::percent_decode;
 use serde::Deserialize;
-
-use crate::limits::BUYER_UID_BYTES_MAX;
 
 /// Why a value is not an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -22,9 +19,8 @@ pub enum Flaw {
     Sentinel,
 }
 
-/// Sentinels, matched case-insensitively.
+/// Sentinels, matched case-insensitively. `-1`, and values of zeros only, are others.
 const SENTINELS: [&str; 8] = [
-    "-1",
     "null",
     "undefined",
     "none",
@@ -32,6 +28,7 @@ const SENTINELS: [&str; 8] = [
     "nan",
     "n/a",
     "object object",
+    "object+object",
 ];
 
 /// Published macros that look like an id.
@@ -43,78 +40,146 @@ const WORDS: [&str; 5] = [
     "xxEMODO_IDxx",
 ];
 
-/// Characters that may follow an opening delimiter, as in `<%= uid %>` and `{{.uid}}`.
-const FILLERS: &str = ".=-+:/";
+/// Characters that macros use and no id, except for the braces of a GUID.
+const SYNTAX: [char; 9] = ['$', '{', '}', '[', ']', '(', ')', '<', '>'];
+
+/// Delimiters of macros which some ids contain too.
+const DELIMITERS: [char; 11] = ['%', '#', '@', '*', '|', '!', '~', '^', '?', ':', '&'];
 
 /// Delimiters that need no closing one before a macro in capitals.
-const PREFIXES: [char; 4] = ['#', '@', '!', '?'];
+const PREFIXES: [char; 7] = ['%', '#', '@', '!', '?', ':', '&'];
 
-const BRACKETS: [char; 4] = ['{', '[', '(', '<'];
+/// HTML escapes, the one of the ampersand first.
+const ENTITIES: [(&str, &str); 6] = [
+    ("&amp;", "&"),
+    ("&lt;", "<"),
+    ("&gt;", ">"),
+    ("&quot;", "\""),
+    ("&apos;", "'"),
+    ("&#39;", "'"),
+];
 
 /// The flaw of a buyer uid; `None` for an id. `macros` are additional macros that look like an id.
 pub fn flaw(uid: &str, macros: &[String]) -> Option<Flaw> {
-    let bytes = uid.as_bytes();
     // No branch per byte, so that the compiler vectorizes the loop.
-    let has_mark = bytes.iter().fold(false, |found, byte| {
-        found | matches!(byte, b'$' | b'{' | b'%' | b'[' | b'(' | b'<')
+    let has_mark = uid.bytes().fold(false, |found, byte| {
+        let is_syntax = matches!(byte, b'$' | b'%' | b'{' | b'[' | b'(' | b'<');
+        let is_closing = matches!(byte, b'}' | b']' | b')' | b'>');
+        found | is_syntax | is_closing | (byte == b'&') | !byte.is_ascii()
     });
-    let is_outer = |byte: Option<&u8>| {
-        byte.is_some_and(|byte| !byte.is_ascii_alphanumeric() && !b"-=+/.:,".contains(byte))
-    };
-    if has_mark || is_outer(bytes.first()) || is_outer(bytes.last()) {
-        return flaw_of_marked(uid, macros);
+    let found = flaw_of_plain(uid, macros);
+    if has_mark {
+        return found.or_else(|| flaw_of_marked(uid, macros));
     }
-    flaw_of_plain(uid, macros)
+    found
 }
 
 #[cold]
 fn flaw_of_marked(uid: &str, macros: &[String]) -> Option<Flaw> {
-    flaw_of_enclosed(uid, macros).or_else(|| {
-        uid.find('%')?;
-        let (mut decoded, mut length) = ([0; BUYER_UID_BYTES_MAX], 0);
-        for (target, byte) in decoded.iter_mut().zip(percent_decode(uid.as_bytes())) {
-            *target = byte;
-            length += 1;
+    let text = unescaped(uid);
+    let has_syntax = || text.contains(SYNTAX) && !is_guid_in_braces(&text);
+    let is_macro = || has_syntax() || has_percent_signs(uid) || has_percent_signs(&text);
+    flaw_of_plain(&text, macros).or_else(|| is_macro().then_some(Flaw::Macro))
+}
+
+/// Whether percent signs enclose the text or precede a letter (`%s`), or several others than of escapes are in it. One behind the
+/// start may be an incomplete escape.
+fn has_percent_signs(text: &str) -> bool {
+    let (open, core, close) = parts(text);
+    let is_escape = |at: usize| {
+        let digits = text.as_bytes().get(at + 1..at + 3);
+        digits.is_some_and(|it| it.iter().all(u8::is_ascii_hexdigit))
+    };
+    let others = text.match_indices('%').filter(|it| !is_escape(it.0));
+    open.contains('%') && (core.len() == 1 || close.contains('%')) || others.count() > 1
+}
+
+/// The text without percent and HTML escapes, however often it was escaped, and with the ASCII forms of full-width characters.
+fn unescaped(text: &str) -> String {
+    let hex = |digit: u8| char::from(digit).to_digit(16);
+    let mut bytes = Vec::with_capacity(text.len());
+    for byte in text.bytes() {
+        bytes.push(byte);
+        while let [start @ .., b'%', high, low] = &bytes[..]
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+            && let Ok(decoded) = u8::try_from(16 * high + low)
+        {
+            bytes.truncate(start.len());
+            bytes.push(decoded);
         }
-        flaw_of_enclosed(str::from_utf8(&decoded[..length]).ok()?, macros)
-    })
-}
-
-/// The flaw of a value that is a sentinel, or a known macro that looks like an id.
-fn flaw_of_plain(text: &str, macros: &[String]) -> Option<Flaw> {
-    if is_sentinel(text) {
-        Some(Flaw::Sentinel)
-    } else if WORDS.contains(&text) || macros.iter().any(|it| it == text) {
-        Some(Flaw::Macro)
-    } else {
-        None
     }
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    if text.contains('&') {
+        for (entity, character) in ENTITIES {
+            text = text.replace(entity, character);
+        }
+    }
+    let ascii = |it: char| match u32::from(it) {
+        code @ 0xff01..=0xff5e => char::from_u32(code - 0xfee0).unwrap_or(it),
+        _ => it,
+    };
+    text.chars().map(ascii).collect()
 }
 
-/// The flaw of a value that quotes, spaces and delimiters may enclose.
-fn flaw_of_enclosed(uid: &str, macros: &[String]) -> Option<Flaw> {
-    let text = uid.trim_matches(is_blank);
-    if text.is_empty() {
+/// The flaw of a value without escapes, apart from the characters that no id contains.
+fn flaw_of_plain(text: &str, macros: &[String]) -> Option<Flaw> {
+    let (open, core, close) = parts(text);
+    if is_sentinel(open, core) {
         return Some(Flaw::Sentinel);
     }
-    let (open, inner, close) = enclosed(text);
-    let mut forms = [uid, text, inner].into_iter();
-    let plain = forms.find_map(|it| flaw_of_plain(it, macros));
-    let is_macro = || {
-        let has_form = is_enclosed_macro(open, inner, close) || contains_macro(text);
-        (has_form && !is_guid(inner)) || text == "%s" || is_between_underscores(text)
-    };
-    plain.or_else(|| is_macro().then_some(Flaw::Macro))
+    let is_known = WORDS.contains(&core) || macros.iter().any(|it| it == text);
+    let is_macro = is_known || (!open.is_empty() && is_enclosed_name(open, core, close));
+    is_macro.then_some(Flaw::Macro)
 }
 
-fn is_sentinel(text: &str) -> bool {
-    let mut digits = text.bytes().filter(|&byte| byte != b'-');
-    // Usually false at the first character.
-    let is_zero = digits.all(|byte| byte == b'0') && (is_guid(text) || !text.contains('-'));
-    (is_zero && !text.is_empty()) || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(text))
+/// The characters before the first letter or digit (quotes, spaces, delimiters, invisible ones), the core, and those after the
+/// last letter or digit.
+fn parts(text: &str) -> (&str, &str, &str) {
+    let after = text.trim_start_matches(is_outer);
+    let core = after.trim_end_matches(is_outer);
+    let open = &text[..text.len() - after.len()];
+    (open, core, &after[core.len()..])
 }
 
-/// Whether the text is 32 hexadecimal digits, with or without the hyphens of a GUID.
+fn is_outer(character: char) -> bool {
+    !character.is_alphanumeric()
+}
+
+/// Whether the value is a sentinel. `open` are the characters before the `core`.
+fn is_sentinel(open: &str, core: &str) -> bool {
+    // Usually false at the first character. Without a letter or digit, it is true.
+    let is_zero = core.chars().all(|it| it == '0' || is_outer(it));
+    is_zero
+        || (core == "1" && open.ends_with('-'))
+        || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core))
+}
+
+/// Whether a name between delimiters is a macro: in capitals between two equal delimiters or behind a prefix, in any case between
+/// repeated delimiters. Digits make it an id.
+fn is_enclosed_name(open: &str, core: &str, close: &str) -> bool {
+    let is_of_name = |it: char| it.is_ascii_alphabetic() || "_.- ".contains(it);
+    if core.len() < 2 || !core.chars().all(is_of_name) {
+        return false;
+    }
+    if open.ends_with("__") && close.starts_with("__") {
+        return true;
+    }
+    let delimiters = |text: &str| text.chars().filter(|it| DELIMITERS.contains(it)).count();
+    let is_capital = !core.contains(|it: char| it.is_ascii_lowercase());
+    match (delimiters(open), delimiters(close)) {
+        (0, _) => false,
+        (_, 0) => is_capital && open.contains(PREFIXES),
+        (opening, closing) => is_capital || (opening > 1 && closing > 1),
+    }
+}
+
+/// Whether the text is a GUID between braces: 32 hexadecimal digits, with or without hyphens. Quotes around it do not count.
+fn is_guid_in_braces(text: &str) -> bool {
+    let (open, core, close) = parts(text);
+    let has_only = |text: &str, brace| text.chars().filter(|it| SYNTAX.contains(it)).eq([brace]);
+    has_only(open, '{') && has_only(close, '}') && is_guid(core)
+}
+
 fn is_guid(text: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match text.len() {
@@ -125,113 +190,6 @@ fn is_guid(text: &str) -> bool {
         }
         _ => false,
     }
-}
-
-/// The text before, between and after the outer delimiters, quotes and spaces of a text.
-fn enclosed(text: &str) -> (&str, &str, &str) {
-    let (open, rest) = split(text, is_outer);
-    let inner = rest.trim_end_matches(is_outer);
-    (open, inner, &rest[inner.len()..])
-}
-
-/// Splits after the first characters of this kind.
-fn split(text: &str, is_kind: fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.len() - text.trim_start_matches(is_kind).len())
-}
-
-/// Whether a text between these delimiters is a macro. With other delimiters, it may be an id.
-fn is_enclosed_macro(open: &str, inner: &str, close: &str) -> bool {
-    let name = inner.trim_matches(|it| is_outer(it) || FILLERS.contains(it));
-    let [opening, closing] = [open, close].map(|run| delimiters(run).count());
-    let is_pair = is_pair(open, close);
-    // The brackets of a template language may enclose more than a name, such as `{{ uid | upper }}`.
-    let is_template = opening > 1 && name.starts_with(char::is_alphabetic);
-    (is_pair && open.contains(BRACKETS) && (is_name(name) || is_template))
-        || (is_pair && opening > 1 && closing > 1 && is_name(name))
-        || (open.starts_with('$') && is_name(name))
-        || (is_capital_name(name) && (is_pair || (closing == 0 && open.contains(PREFIXES))))
-}
-
-/// Whether a macro between at least two brackets or percent signs is anywhere in the text. Linear, because the search continues
-/// behind each name.
-fn contains_macro(text: &str) -> bool {
-    let mut rest = text;
-    while let Some(at) = rest.find(is_delimiter) {
-        let (open, after) = split(&rest[at..], |it| is_outer(it) || FILLERS.contains(it));
-        let (name, after) = split(after, is_of_name);
-        let (close, _) = split(after, is_outer);
-        let is_macro = delimiters(open).count() > 1 && is_pair(open, close) && is_name(name.trim());
-        if is_macro && open.contains(['{', '[', '(', '<', '%']) {
-            return true;
-        }
-        rest = after;
-    }
-    false
-}
-
-/// Whether the outermost or the innermost delimiters belong together.
-fn is_pair(open: &str, close: &str) -> bool {
-    let [mut open, mut close] = [open, close].map(delimiters);
-    let is_pair = |open: Option<char>, close: Option<char>| {
-        let closing = open.map(|open| match open {
-            '{' => '}',
-            '[' => ']',
-            '(' => ')',
-            '<' => '>',
-            other => other,
-        });
-        closing.is_some() && closing == close
-    };
-    is_pair(open.clone().next(), close.clone().next_back())
-        || is_pair(open.next_back(), close.next())
-}
-
-fn delimiters(text: &str) -> impl DoubleEndedIterator<Item = char> + Clone {
-    text.chars().filter(|&it| is_delimiter(it))
-}
-
-fn is_between_underscores(text: &str) -> bool {
-    let name = text.strip_prefix("__").and_then(|it| it.strip_suffix("__"));
-    name.is_some_and(is_capital_name)
-}
-
-fn is_delimiter(character: char) -> bool {
-    let brackets = matches!(character, '{' | '}' | '[' | ']' | '(' | ')' | '<' | '>');
-    let others = matches!(
-        character,
-        '$' | '%' | '#' | '@' | '*' | '|' | '!' | '~' | '^' | '?'
-    );
-    brackets || others
-}
-
-/// Whether the character is a quote, a space, or invisible.
-fn is_blank(character: char) -> bool {
-    match character {
-        '"' | '\'' | '`' | '\\' | ' ' => true,
-        '\u{ab}' | '\u{b4}' | '\u{bb}' | '\u{feff}' => true,
-        '\u{200b}' | '\u{2018}'..='\u{201f}' | '\u{2039}' | '\u{203a}' => true,
-        _ => !character.is_ascii() && character.is_whitespace(),
-    }
-}
-
-fn is_outer(character: char) -> bool {
-    !character.is_ascii_alphanumeric() && (is_delimiter(character) || is_blank(character))
-}
-
-fn is_name(text: &str) -> bool {
-    let is_start = |it: char| it.is_ascii_alphabetic() || it == '_';
-    text.starts_with(is_start) && text.chars().all(is_of_name)
-}
-
-fn is_of_name(character: char) -> bool {
-    character.is_ascii_alphanumeric() || "_.: -".contains(character)
-}
-
-/// Whether the text is a capital and at least two more capitals, digits or underscores.
-fn is_capital_name(text: &str) -> bool {
-    let is_allowed = |byte: &u8| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_');
-    let bytes = text.as_bytes();
-    matches!(bytes, [b'A'..=b'Z', _, _, ..]) && bytes.iter().all(is_allowed)
 }
 
 #[cfg(test)]
