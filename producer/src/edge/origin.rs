@@ -1,5 +1,6 @@
 //! Origins of web pages, as browsers state them in the header `Origin`.
 
+use http::Uri;
 use httparse::Header;
 
 use super::head;
@@ -20,12 +21,16 @@ pub(super) enum ForeignOrigin {
 /// permits the request: for `none` (from the address bar, or a restored tab) the user did not press the button of the page.
 /// Browsers before 2023 and clients without encryption do not send this header; then the origin must match.
 pub(super) fn check_same(headers: &[Header<'_>], public: &[String]) -> Result<(), ForeignOrigin> {
-    let value = |name| head::values(headers, name).next();
-    match value("sec-fetch-site") {
-        Some(b"same-origin") => return Ok(()),
-        Some(_) => return Err(ForeignOrigin::Site),
-        None => {}
+    let mut sites = head::values(headers, "sec-fetch-site").peekable();
+    if sites.peek().is_some() {
+        let is_same = sites.all(|site| site == b"same-origin");
+        return is_same.then_some(()).ok_or(ForeignOrigin::Site);
     }
+    // Of several headers, the proxy may have checked another one.
+    let value = |name| {
+        let mut values = head::values(headers, name);
+        values.next().filter(|_| values.next().is_none())
+    };
     // A proxy may have ended TLS, so the scheme of this port is not known.
     let origin = value("origin").and_then(Origin::parse);
     let is_same = |origin: Origin<'_>| {
@@ -80,16 +85,21 @@ fn without_port<'a>(authority: &'a [u8], port: &[u8]) -> &'a [u8] {
 /// # Errors
 /// A description of the error.
 pub fn check(origin: &str) -> Result<(), String> {
-    let authority = origin
-        .strip_prefix("https://")
-        .or_else(|| origin.strip_prefix("http://"));
-    let is_allowed =
+    let is_of_host =
         |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b':' | b'[' | b']');
-    let is_valid = authority.is_some_and(|it| !it.is_empty() && it.bytes().all(is_allowed));
+    let is_valid = origin.parse::<Uri>().is_ok_and(|uri| {
+        let host = uri.host().unwrap_or_default();
+        let is = |(scheme, default)| match uri.port_u16() {
+            Some(port) => port != default && format!("{scheme}://{host}:{port}") == origin,
+            None => format!("{scheme}://{host}") == origin,
+        };
+        let is_origin = [("https", 443), ("http", 80)].into_iter().any(is);
+        is_origin && !host.is_empty() && host.bytes().all(is_of_host)
+    });
     match is_valid {
         true => Ok(()),
         false => Err(format!(
-            "invalid origin `{origin}`: write https://HOST in lower case, without a path"
+            "invalid origin `{origin}`: write https://HOST in lower case, without a path or the default port"
         )),
     }
 }
@@ -121,6 +131,9 @@ mod tests {
         let origin = ("Origin", "https://sync.example");
         check_request(&[site("same-origin"), rewritten, origin], Ok(()));
         check_request(&[site("same-origin")], Ok(()));
+        for sites in [["same-origin", "cross-site"], ["cross-site", "same-origin"]] {
+            check_request(&sites.map(site), Err(ForeignOrigin::Site));
+        }
         // An attacker on the network can serve the host over HTTP.
         let of_host = [("Host", "sync.example"), ("Origin", "http://sync.example")];
         for other in ["cross-site", "same-site", "none", "", "Same-Origin"] {
@@ -169,6 +182,10 @@ mod tests {
                 Err(ForeignOrigin::Origin),
             );
         }
+        let twice = [("Host", "sync.example"), ("Host", "evil.example")];
+        let origin = ("Origin", "https://evil.example");
+        check_request(&[twice[0], twice[1], origin], Err(ForeignOrigin::Origin));
+        check_request(&[twice[1], origin, origin], Err(ForeignOrigin::Origin));
         check_request(&[("Host", "sync.example")], Err(ForeignOrigin::Origin));
         check_request(
             &[("Origin", "https://sync.example")],
@@ -189,6 +206,14 @@ mod tests {
             ("https://*.example", false),
             ("https://user@a.example", false),
             ("ftp://a.example", false),
+            ("https://:443", false),
+            ("https://a:443", false),
+            ("http://a:80", false),
+            ("https://a:b:c", false),
+            ("https://a:", false),
+            ("https://a:65536", false),
+            ("https://a b", false),
+            ("https://[::1", false),
             ("null", false),
             ("", false),
         ] {

@@ -36,7 +36,10 @@ impl Signals<'_> {
             if name.eq_ignore_ascii_case("sec-gpc") {
                 self.gpc |= *value == b"1";
             } else if name.eq_ignore_ascii_case(country_header) {
-                self.country = Country::from_header(value);
+                // A proxy may add its header behind that of the client.
+                if !self.country.is_some_and(Country::has_gdpr) {
+                    self.country = Country::from_header(value);
+                }
             }
         }
         self

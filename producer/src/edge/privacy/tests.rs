@@ -161,6 +161,9 @@ fn segments_of_us_sections_are_not_lost() {
         &format!("BqqqqqqqqqA{}", ".QA".repeat(8)),
         Outcome::Malformed,
     );
+    for cut in ["Bqqqqqqqq", "Cqqqqqqqqqq"] {
+        check(cut, Outcome::Malformed);
+    }
     let gpp = gpp::Sections::parse("DBABKY~BAAA").unwrap();
     assert_eq!(gpp.section(28), "BAAA", "a rule can name it");
 }
@@ -290,6 +293,11 @@ fn gdpr_depends_on_the_setting_if_the_request_does_not_mention_it() {
         );
     }
     check_with(json!({}), "", &[("cf-ipcountry", "DE")], Outcome::Allowed);
+    for countries in [["US", "DE"], ["DE", "US"], ["DE", ""]] {
+        let json = json!({ "gdpr_when_absent": "country", "country_header": "cf-ipcountry" });
+        let headers = countries.map(|country| ("cf-ipcountry", country));
+        check_with(json, "", &headers, Outcome::ConsentMissing);
+    }
 }
 
 #[test]

@@ -35,6 +35,9 @@ pub(super) fn opts_out(
     if id >= 24 && core.number(0, 6)? == id as u64 {
         core = segments.next().ok_or(Malformed)?;
     }
+    if core.len() < core_bits(id, core.number(0, 6)?) {
+        return Err(Malformed);
+    }
     let [sale, sharing, targeted] = offsets(id);
     let fields = [
         (sale, us.sale),
@@ -67,6 +70,22 @@ fn offsets(id: usize) -> [Option<usize>; 3] {
         11 | 18 => [Some(14), None, Some(16)],
         24.. => [Some(16), None, Some(18)],
         _ => [Some(12), None, Some(14)],
+    }
+}
+
+/// Bits of the fields of a core, without padding; a shorter one was cut, perhaps with the segments after it.
+fn core_bits(id: usize, version: u64) -> usize {
+    match id {
+        7 if version == 1 => 60,
+        7 => 70,
+        9 => 40,
+        10 => 38,
+        12 => 44,
+        8 | 13 | 14 | 20 => 46,
+        15 | 17 => 52,
+        21 => 54,
+        24.. => 22,
+        _ => 42,
     }
 }
 
