@@ -139,3 +139,30 @@ impl Pacer {
         nanos(Instant::now().saturating_duration_since(self.started))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    /// How late it wakes them is a measurement: `bench load` reports it.
+    #[tokio::test]
+    async fn connections_are_woken_when_their_requests_are_due_and_not_before() {
+        for rate in [1_000, PRECISE_RATE_MAX, 100_000] {
+            let interval = SECOND_NANOS / rate;
+            let pacer = Pacer::new(Instant::now(), NonZeroU64::new(rate)).unwrap();
+            let connection = async |id: u64| {
+                for number in 0..50 {
+                    let due = (4 * number + id) * interval;
+                    pacer.wait(due, id).await.unwrap();
+                    assert!(pacer.now_nanos() >= due, "{rate} {id} {number}");
+                }
+            };
+            tokio::select! {
+                error = pacer.run() => panic!("{error:?}"),
+                _ = join_all((0..4).map(connection)) => {}
+            }
+        }
+    }
+}

@@ -30,25 +30,6 @@ fn per_second(rate: u64) -> NonZeroU64 {
 }
 
 #[tokio::test]
-async fn half_of_the_requests_are_sent_on_time() -> Result<()> {
-    let dir = TempDir::new()?;
-    let producer = Producer::start(&dir, &[]).await?;
-    // Other processes can delay one load, but not all.
-    wait_until(TIMEOUT, "the median delay is below 0.5 ms", async || {
-        let plan = Plan {
-            connections: 4.try_into()?,
-            requests: Some(200),
-            ..producer.load(1)?.rate(per_second(1_000))
-        };
-        let outcome = load::run(&plan, &CancellationToken::new()).await?;
-        assert_eq!(outcome.counts.accepted, 200);
-        let delay = outcome.send_delay_micros;
-        Ok(delay.is_some_and(|delay| delay.p50 < 500))
-    })
-    .await
-}
-
-#[tokio::test]
 async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<()> {
     const RATE: u64 = 2_000;
     let dir = TempDir::new()?;
