@@ -4,11 +4,13 @@
 use std::num::NonZeroU16;
 
 use divan::{Bencher, black_box, counter::ItemsCount};
-use producer::edge::{
-    contracts::file,
-    privacy::{Config, Outcome, RefuseWhen},
-    query::{Query, Scratch},
-    redirect::Template,
+use producer::{
+    contracts::{
+        file,
+        privacy::{Config, Outcome, RefuseWhen},
+        redirect::Template,
+    },
+    edge::query::{Query, Scratch},
 };
 use proto::wire::CookieRef;
 
@@ -40,7 +42,7 @@ fn check(bencher: Bencher<'_, '_>, keys: &str) {
     let requests = buyer_uids();
     bencher.counter(ItemsCount::new(ITEMS)).bench_local(|| {
         for (dsp_id, uid) in &requests {
-            black_box(contracts.of(*dsp_id).refusal(uid));
+            black_box(contracts.decide(contracts.of(*dsp_id), uid, None));
         }
     });
 }

@@ -13,7 +13,8 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    edge::{browser_cookies::BrowserCookies, contracts::file::File},
+    contracts::file::File,
+    edge::browser_cookies::BrowserCookies,
     inlet::Inlet,
     log::{AppendBatch, Config, Delivery, Log, Reader},
 };

@@ -54,7 +54,7 @@ use self::{
     tokens::Client,
 };
 use crate::{
-    config::ApiLimits, edge::dsps::Dsps, inlet::Inlet, rate_limits::RateLimits,
+    config::ApiLimits, dsps::Dsps, inlet::Inlet, rate_limits::RateLimits,
     streams::subscribers::Subscribers,
 };
 

@@ -21,7 +21,9 @@ pub use self::config_reload::RuntimeConfig;
 use crate::{
     api::{self, Api},
     config::Config,
-    edge::{self, Edge, contracts::Contracts, dsps::Dsps, mint::UidMode, opt_out::OptOut},
+    contracts::Contracts,
+    dsps::Dsps,
+    edge::{self, Edge, mint::UidMode, opt_out::OptOut},
     epoch_history,
     inlet::{self, Inlet},
     log::{self, Log},
@@ -147,10 +149,12 @@ impl App {
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
         inlet::register(&registry, inlet.clone())?;
-        let contracts = file.as_ref().map(|file| file.current());
+        let contracts = match &file {
+            Some(file) => file.current(),
+            None => Arc::new(Contracts::without_file(config.dsps.accept_placeholders)),
+        };
         let times_to_live = TimesToLive::default();
-        let times = contracts.as_ref().map(|it| it.times_to_live());
-        times_to_live.set(times.unwrap_or_default());
+        times_to_live.set(contracts.times_to_live());
         let streams = Streams::new(streams::Config {
             log: log.clone(),
             subscribers: subscribers.clone(),
@@ -164,9 +168,6 @@ impl App {
         });
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, file, contracts)?;
-        if config.dsps.accept_placeholders {
-            edge.dsps.accept_placeholders();
-        }
         let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,

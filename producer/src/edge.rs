@@ -1,22 +1,17 @@
 //! The edge: receives sync requests over HTTP/1.1, and appends their cookies (matches of a user id and a buyer uid) to the log.
 //!
 //! A connection waits only for its client, because the log is locked only briefly to append cookies. A response is written after its
-//! cookie is in the log. [`head`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`] and [`privacy`] decide
-//! whether a match is recorded; [`response`] encodes the response. These modules do no I/O; `connection` does.
+//! cookie is in the log. [`head`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`](crate::contracts) decide
+//! whether the match is recorded; [`response`] encodes the response. These modules do no I/O; `connection` does.
 
-pub mod answer;
 pub mod browser_cookies;
 mod connection;
-pub mod contracts;
-pub mod dsps;
 pub mod head;
 mod metrics;
 pub mod mint;
 pub mod opt_out;
 pub mod origin;
-pub mod privacy;
 pub mod query;
-pub mod redirect;
 pub mod request;
 pub mod response;
 pub mod set_uid;
@@ -38,20 +33,23 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::connection::CONNECTION_BYTES;
 pub use self::metrics::Metrics;
 use self::{
-    answer::Answer,
     browser_cookies::BrowserCookies,
     connection::EdgeConnection,
-    contracts::State,
-    dsps::{KnownDsps, Tally},
     head::Head,
     mint::UidMode,
     opt_out::OptOut,
-    privacy::Signals,
     query::{Query, Scratch},
-    request::{Rejection, StatedMatch},
+    request::StatedMatch,
     response::Outcome,
 };
 use crate::{
+    contracts::{
+        answer::Answer,
+        privacy::{self, Signals},
+        rejection::Rejection,
+        verdict::{Decision, Verdict},
+    },
+    dsps::{KnownDsps, Tally},
     inlet::Inlet,
     log::{AppendBatch, Closed},
     log_gate::LogGate,
@@ -164,11 +162,7 @@ impl Edge {
         headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Result<Outcome, Closed> {
-        let names_dsps = || {
-            read.known
-                .contracts()
-                .is_some_and(|it| !it.by_name.is_empty())
-        };
+        let names_dsps = || !read.known.contracts().by_name.is_empty();
         let is_set_uid = match (head.path, &self.opt_out) {
             ("/" | "/sync", _) => false,
             (set_uid::PATH, _) if names_dsps() => true,
@@ -188,18 +182,15 @@ impl Edge {
         }
         let mut scratch = Scratch::default();
         let query = Query::parse(head.query, &mut scratch);
-        let stated = match read.known.contracts().filter(|_| is_set_uid) {
-            None => {
+        let stated = match is_set_uid {
+            false => {
                 StatedMatch::parse(&query).map_err(|rejection| (request::dsp_id(&query), rejection))
             }
-            Some(contracts) => set_uid::parse(&query, self.has_opted_out(headers), contracts),
+            true => set_uid::parse(&query, self.has_opted_out(headers), read.known.contracts()),
         };
         Ok(match stated {
             Ok(stated) => self.handle_match(stated, &query, head, headers, read),
-            Err((dsp_id, rejection)) => {
-                read.tally.rejected(dsp_id, rejection);
-                Outcome::Rejected(rejection, None)
-            }
+            Err((dsp_id, rejection)) => refused(dsp_id, rejection, None, read),
         })
     }
 
@@ -213,76 +204,67 @@ impl Edge {
         read: &mut ReadRequests<'_>,
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
-        let contract = read.known.contract(dsp_id);
+        let contracts = read.known.contracts();
+        let contract = contracts.of(dsp_id);
         let user_id = self.cookies.user_id(head::cookies(headers));
-        let found = stated.cookie(user_id, self.uid.mints());
-        let (buyer_uid, cookie) = match found {
+        let (buyer_uid, cookie) = match stated.cookie(user_id, self.uid.mints()) {
             Ok(found) => found,
             Err(rejection) => {
-                let sent = stated.buyer_uid.sent;
-                let rejection = contract.refusal_of_invalid(rejection, sent);
-                read.tally.rejected(Some(dsp_id), rejection);
-                let answer = match rejection {
-                    Rejection::BuyerMacro => contract.begin_refusal(format, read.output),
-                    // Prebid Server accepts an empty uid, and deletes the match.
-                    Rejection::BuyerEmpty => format.inspect(|it| it.begin(read.output)),
-                    _ => None,
-                };
-                return Outcome::Rejected(rejection, answer);
+                let rejection = contract.refusal_of_invalid(rejection, stated.buyer_uid.sent);
+                let answer = response::answer_to_refused(rejection, contract, format);
+                return refused(Some(dsp_id), rejection, answer, read);
             }
         };
-        let refusal = contract.refusal(buyer_uid);
-        if let Some(rejection) = refusal
-            && contract.state != State::Observe
-        {
-            read.tally.rejected(Some(dsp_id), rejection);
-            let answer = contract.begin_refusal(format, read.output);
-            return Outcome::Rejected(rejection, answer);
-        }
-        let contracts = read.known.contracts();
-        let gate = contracts.and_then(|it| it.gate(contract));
-        let reads_opt_out = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
-        let opted_out = reads_opt_out && self.has_opted_out(headers);
-        let mut observed = None;
-        if let Some(gate) = gate {
-            let signals = Signals {
-                opted_out,
-                ..query.signals.with_headers(headers, gate)
-            };
-            let outcome = gate.decide(&signals, contract.vendor, &contract.refuse_when);
+        let gate = contracts.gate(contract);
+        let has_signals = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
+        let signals = has_signals.then(|| self.signals(query, headers, gate));
+        let decision = contracts.decide(contract, buyer_uid, signals.as_ref());
+        let Decision { verdict, outcome } = decision;
+        if let Some(outcome) = outcome {
             self.metrics.privacy[outcome as usize].inc();
-            let is_refused = match outcome {
-                privacy::Outcome::DspRule => contract.state != State::Observe,
-                outcome => gate.refuses(outcome),
-            };
-            if is_refused {
-                let (rejection, answer) = match format {
-                    None => {
-                        let answer = contract.begin_refusal(None, read.output);
-                        (Rejection::Privacy, answer)
+        }
+        match (verdict, cookie) {
+            (Verdict::Refuse(rejection), _) => {
+                let rejection = match (format, outcome) {
+                    (Some(_), Some(outcome)) => {
+                        set_uid::refusal(rejection, outcome, &query.signals)
                     }
-                    Some(_) => (set_uid::refusal(outcome, &signals), None),
+                    _ => rejection,
                 };
-                read.tally.rejected(Some(dsp_id), rejection);
-                return Outcome::Rejected(rejection, answer);
+                let answer = response::answer_to_refused(rejection, contract, format);
+                refused(Some(dsp_id), rejection, answer, read)
             }
-            observed = (outcome != privacy::Outcome::Allowed).then_some(Rejection::Privacy);
+            (Verdict::Record([_, privacy]), None) => self.mint(stated, privacy, query, head, read),
+            (Verdict::Record(_), Some(cookie)) => {
+                read.tally.note(dsp_id, verdict);
+                read.batch.push(&cookie);
+                let signals = &query.signals;
+                Outcome::Accepted(response::begin_answer(
+                    contract,
+                    format,
+                    &cookie,
+                    signals,
+                    read.output,
+                ))
+            }
         }
-        if opted_out {
-            read.tally.rejected(Some(dsp_id), Rejection::OptedOut);
-            let answer = contract.begin_answer_without_ids(None, read.output);
-            return Outcome::Rejected(Rejection::OptedOut, Some(answer));
-        }
-        let Some(cookie) = cookie else {
-            return self.mint(stated, observed, query, head, read);
+    }
+
+    /// The signals in a request, for the privacy settings that decide about it.
+    fn signals<'a>(
+        &self,
+        query: &Query<'a>,
+        headers: &[Header<'_>],
+        gate: Option<&privacy::Config>,
+    ) -> Signals<'a> {
+        let opted_out = self.has_opted_out(headers);
+        let signals = Signals {
+            opted_out,
+            ..query.signals
         };
-        for rejection in refusal.into_iter().chain(observed) {
-            read.tally.would_refuse(dsp_id, rejection);
-        }
-        read.tally.accepted(dsp_id);
-        read.batch.push(&cookie);
-        let signals = &query.signals;
-        Outcome::Accepted(contract.begin_answer(format, &cookie, signals, read.output))
+        gate.map_or(signals, |gate| {
+            head::with_signals(signals, headers, gate.country_header.as_deref())
+        })
     }
 
     /// Counts an outcome, and logs a sample of the rejected requests, without user ids, buyer uids and signals.
@@ -308,25 +290,24 @@ impl Edge {
         read: &mut ReadRequests<'_>,
     ) -> Outcome {
         let StatedMatch { dsp_id, format, .. } = stated;
-        let contract = read.known.contract(dsp_id);
         let redirected = match observed {
             None => self
                 .uid
                 .begin_redirect(head, query, &self.cookies, read.output),
             Some(_) => Err(Rejection::UserMissing),
         };
-        let (rejection, answer) = match redirected {
-            Ok(()) => (Rejection::UserMinted, Some(Answer::Redirect)),
-            Err(rejection) => {
-                let answer = match rejection {
-                    Rejection::UserNotKept => contract.begin_refusal(format, read.output),
-                    _ => None,
-                };
-                (rejection, answer)
+        match redirected {
+            Ok(()) => {
+                let rejection = Rejection::UserMinted;
+                read.tally.note_rejected(Some(dsp_id), rejection);
+                Outcome::Rejected(rejection, Some(Answer::Redirect))
             }
-        };
-        read.tally.rejected(Some(dsp_id), rejection);
-        Outcome::Rejected(rejection, answer)
+            Err(rejection) => {
+                let contract = read.known.contracts().of(dsp_id);
+                let answer = response::answer_to_refused(rejection, contract, format);
+                refused(Some(dsp_id), rejection, answer, read)
+            }
+        }
     }
 
     fn has_opted_out(&self, headers: &[Header<'_>]) -> bool {
@@ -348,13 +329,27 @@ impl Edge {
 /// Whether scripts of pages from this origin may read the response, whatever it is.
 #[cold]
 fn is_readable_by(origin: &[u8], head: &Head<'_>, read: &ReadRequests<'_>) -> bool {
+    if !matches!(head.path, "/" | "/sync") {
+        return false;
+    }
+    let mut scratch = Scratch::default();
+    let query = Query::parse(head.query, &mut scratch);
     let contracts = read.known.contracts();
-    let contracts = contracts.filter(|_| matches!(head.path, "/" | "/sync"));
-    contracts.is_some_and(|it| {
-        let mut scratch = Scratch::default();
-        let query = Query::parse(head.query, &mut scratch);
-        it.are_readable_by(origin, request::dsp_id(&query))
-    })
+    contracts.are_readable_by(origin, request::dsp_id(&query))
+}
+
+/// Counts a rejected request, and begins its answer, if it has one.
+fn refused(
+    dsp_id: Option<u32>,
+    rejection: Rejection,
+    answer: Option<Answer>,
+    read: &mut ReadRequests<'_>,
+) -> Outcome {
+    read.tally.note_rejected(dsp_id, rejection);
+    if let Some(answer) = answer {
+        answer.begin(read.output);
+    }
+    Outcome::Rejected(rejection, answer)
 }
 
 /// Begins the response to a preflight, which a browser sends if a script adds headers to a request; returns false for others.
@@ -377,3 +372,6 @@ fn begin_preflight(head: &Head<'_>, headers: &[Header<'_>], output: &mut Vec<u8>
     }
     true
 }
+
+#[cfg(test)]
+mod tests;

@@ -66,7 +66,7 @@ use self::{
 };
 pub(crate) use self::{counters::DropReason, metrics::register};
 use crate::{
-    edge::contracts::file::{ContractsFile, NO_LIMITS},
+    contracts::file::{ContractsFile, NO_LIMITS},
     log::{AppendBatch, Closed, Deletion, Log, Sequence},
 };
 

@@ -1,9 +1,8 @@
 //! The producer accepts sync requests and streams their cookies (matches of a user id and a DSP's id for that user) to
 //! every exchange node.
 //!
-//! The path of a cookie: [`edge`] parses it from a request. [`inlet`] appends it to the log, unless a rate limit
-//! queues or drops it. [`log`]
-//! encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
+//! The path of a cookie: [`edge`] parses it from a request. [`contracts`] decide whether it is recorded. [`inlet`] appends
+//! it to the log, unless a rate limit queues or drops it. [`log`] encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
 //! bytes of the chunk to each subscriber's HTTP/2 stream, which [`server`] writes to its connection.
 //!
 //! [`app`] wires these modules; [`config`], [`security`], [`metrics`] and [`readiness`] support them. [`epoch_history`]
@@ -13,6 +12,8 @@
 pub mod api;
 pub mod app;
 pub mod config;
+pub mod contracts;
+pub mod dsps;
 pub mod edge;
 pub mod epoch_history;
 pub mod inlet;

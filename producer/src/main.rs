@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs, process::ExitCode};
 use producer::{
     app::App,
     config::{Args, Config},
-    edge::contracts::file,
+    contracts::file,
 };
 use runtime::{
     process::{self, ProcessSignals},

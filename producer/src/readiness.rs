@@ -9,7 +9,7 @@ use runtime::{
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{edge::dsps::Dsps, inlet::Inlet};
+use crate::{dsps::Dsps, inlet::Inlet};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ mod tests {
             draining: CancellationToken::new(),
             http: accept_task(1),
             grpc: accept_task(2),
-            dsps: Dsps::register(&Registry::new(), None, None).unwrap(),
+            dsps: Dsps::register(&Registry::new(), None, std::sync::Arc::default()).unwrap(),
             inlet: crate::inlet::tests::without_limits(),
         };
         let failing = || {

@@ -19,7 +19,7 @@ use super::{
     problem::{OTHER_BODY, Problem, UNAUTHORIZED, respond},
     tokens::Client,
 };
-use crate::edge::request::Rejection;
+use crate::contracts::rejection::Rejection;
 
 /// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;

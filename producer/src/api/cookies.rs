@@ -21,10 +21,8 @@ use super::{
     tokens::{Client, WRITE},
 };
 use crate::{
-    edge::{
-        contracts,
-        dsps::{KnownDsps, Tally},
-    },
+    contracts::verdict::Verdict,
+    dsps::{KnownDsps, Tally},
     log::AppendBatch,
 };
 
@@ -95,13 +93,12 @@ impl Intake for Cookies<'_> {
         if !client.permissions.may_use(row.d) {
             return Err(bulk::FORBIDDEN_DSP);
         }
-        let contract = self.known.contract(row.d);
-        let refusal = contract.refusal(&row.b);
-        if let Some(rejection) = refusal
-            && contract.state != contracts::State::Observe
-        {
-            return Err(rejection.label());
-        }
+        let contracts = self.known.contracts();
+        let decision = contracts.decide(contracts.of(row.d), &row.b, None);
+        let observed = match decision.verdict {
+            Verdict::Refuse(rejection) => return Err(rejection.label()),
+            Verdict::Record(observed) => observed,
+        };
         let cookie = CookieRef {
             user_id: &row.u,
             dsp_id: row.d,
@@ -116,9 +113,7 @@ impl Intake for Cookies<'_> {
                 self.batch.push_accepted(&cookie, accepted, now);
             }
         }
-        if let Some(rejection) = refusal {
-            self.tally.would_refuse(row.d, rejection);
-        }
+        self.tally.note_observed(row.d, observed);
         Ok(())
     }
 

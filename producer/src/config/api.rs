@@ -8,10 +8,7 @@ use runtime::{
     settings::{BOOLEAN, CONTENTS, ConfigErrors, address, count, optional},
 };
 
-use crate::{
-    api::tokens,
-    edge::{opt_out, origin},
-};
+use crate::{api::tokens, contracts::origin, edge::opt_out};
 
 /// Maximum number of origins in a setting.
 const ORIGINS_MAX: usize = 32;

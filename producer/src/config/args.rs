@@ -27,10 +27,10 @@ use runtime::{
 
 use super::{api::ApiArgs, dsps::DspsArgs};
 use crate::{
+    contracts::redirect,
     edge::{
         browser_cookies::{self, AGE_MAX, BrowserCookies},
         mint::UidMode,
-        redirect,
     },
     epoch_history::DEFAULT_DIR,
     security::SecurityArgs,

@@ -9,7 +9,7 @@ use runtime::{
 };
 
 use crate::{
-    edge::contracts::file::{ContractsFile, File},
+    contracts::file::{ContractsFile, File},
     inlet,
 };
 

@@ -4,6 +4,8 @@ use std::mem::MaybeUninit;
 
 use httparse::{Error, Header, Request, Status};
 
+use crate::contracts::privacy::{Country, Signals};
+
 /// Maximum size of a request head; larger ones get a 431.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
@@ -176,6 +178,25 @@ fn content_length(value: &[u8]) -> Option<usize> {
     }
     let length = std::str::from_utf8(value).ok()?.parse().ok()?;
     (length <= BODY_BYTES_MAX).then_some(length)
+}
+
+/// Adds the privacy signals in headers.
+pub fn with_signals<'a>(
+    mut signals: Signals<'a>,
+    headers: &[Header<'_>],
+    country_header: Option<&str>,
+) -> Signals<'a> {
+    for Header { name, value } in headers {
+        if name.eq_ignore_ascii_case("sec-gpc") {
+            signals.gpc |= *value == b"1";
+        } else if name.eq_ignore_ascii_case(country_header.unwrap_or_default()) {
+            // A proxy may add its header behind that of the client.
+            if !signals.country.is_some_and(Country::has_gdpr) {
+                signals.country = Country::from_header(value);
+            }
+        }
+    }
+    signals
 }
 
 #[cfg(test)]

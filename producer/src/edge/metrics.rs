@@ -6,13 +6,10 @@ use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
-use super::{
-    contracts::{Contracts, file::ContractsFile},
+use super::{opt_out::Page, response::Outcome};
+use crate::{
+    contracts::{Contracts, file::ContractsFile, privacy, rejection::Rejection},
     dsps::Dsps,
-    opt_out::Page,
-    privacy,
-    request::Rejection,
-    response::Outcome,
 };
 
 /// Label of accepted requests.
@@ -46,7 +43,7 @@ impl Metrics {
     pub fn register(
         registry: &Registry,
         file: Option<ContractsFile>,
-        contracts: Option<Arc<Contracts>>,
+        contracts: Arc<Contracts>,
     ) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);

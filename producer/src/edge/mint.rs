@@ -5,11 +5,11 @@
 //! recorded. The marker prevents a further redirect.
 
 use super::{
-    answer::Answer, browser_cookies::BrowserCookies, head::Head, query::Query, request::Rejection,
+    browser_cookies::BrowserCookies,
+    head::Head,
+    query::{MARKER, Query},
 };
-
-/// The parameter that marks the second request.
-pub(super) const MARKER: &str = "cookiesync_bounce";
+use crate::contracts::{answer::Answer, rejection::Rejection};
 
 /// The characters of a user id, which has 128 random bits.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";

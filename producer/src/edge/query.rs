@@ -5,7 +5,10 @@
 
 use std::mem;
 
-use super::privacy::Signals;
+use crate::contracts::privacy::Signals;
+
+/// The parameter that marks the second request of a browser that got a user id ([`mint`](super::mint)).
+pub(super) const MARKER: &str = "cookiesync_bounce";
 
 /// Queries of up to this size are decoded without an allocation.
 const SHORT_BYTES: usize = 512;
@@ -122,7 +125,7 @@ impl<'a> Query<'a> {
             "bidder" => return self.bidder = self.bidder.or(Some(value)),
             "uid" => return self.uid = self.uid.or(Some(value)),
             "f" => return self.format = self.format.or(Some(value)),
-            super::mint::MARKER => return self.is_redirected = true,
+            MARKER => return self.is_redirected = true,
             "coppa" => &mut signals.coppa,
             "gdpr" => &mut signals.gdpr,
             "gdpr_consent" => &mut signals.gdpr_consent,

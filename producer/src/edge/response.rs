@@ -2,7 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{answer::Answer, opt_out::Page, request::Rejection};
+use proto::wire::CookieRef;
+
+use super::opt_out::Page;
+use crate::contracts::{
+    Contract, RefusedAnswer, answer::Answer, privacy::Signals, rejection::Rejection,
+};
 
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +28,62 @@ pub enum Outcome {
     HeadTooLarge,
     /// Not HTTP/1.
     Malformed,
+}
+
+/// The answer to a rejected request with a valid DSP; `None` for an error status. `format` replaces the answer of the contract.
+pub(super) fn answer_to_refused(
+    rejection: Rejection,
+    contract: &Contract,
+    format: Option<Answer>,
+) -> Option<Answer> {
+    use Rejection as R;
+    let without_ids = answer_without_ids(contract, format);
+    match rejection {
+        // Prebid Server accepts an empty uid, and deletes the match.
+        R::BuyerEmpty => format,
+        R::OptedOut => Some(without_ids),
+        R::Privacy if format.is_some() => None,
+        R::DspBlocked
+        | R::DspUnknown
+        | R::BuyerMacro
+        | R::BuyerSentinel
+        | R::BuyerTooLongForDsp
+        | R::BuyerPattern
+        | R::Privacy
+        | R::UserNotKept => (contract.refused == RefusedAnswer::Answer).then_some(without_ids),
+        _ => None,
+    }
+}
+
+fn answer_without_ids(contract: &Contract, format: Option<Answer>) -> Answer {
+    match format.unwrap_or(contract.answer) {
+        Answer::Redirect => Answer::None,
+        answer => answer,
+    }
+}
+
+/// Begins the answer to a recorded match.
+pub(super) fn begin_answer(
+    contract: &Contract,
+    format: Option<Answer>,
+    cookie: &CookieRef<'_>,
+    signals: &Signals<'_>,
+    output: &mut Vec<u8>,
+) -> Answer {
+    let redirects = format.is_none() && contract.answer == Answer::Redirect;
+    if let Some(template) = contract.redirect.as_ref().filter(|_| redirects) {
+        let start = output.len();
+        Answer::Redirect.begin(output);
+        output.extend_from_slice(b"location: ");
+        if template.render(cookie, signals, output) {
+            output.extend_from_slice(b"\r\n");
+            return Answer::Redirect;
+        }
+        output.truncate(start);
+    }
+    let answer = answer_without_ids(contract, format);
+    answer.begin(output);
+    answer
 }
 
 /// Properties of the request that affect its response.
@@ -85,6 +146,42 @@ impl Outcome {
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",
             Self::Malformed => "not an HTTP/1 request\n",
+        }
+    }
+}
+
+impl Answer {
+    /// Appends the first lines of the response. The caller may append further headers; [`Responses::write`] completes the
+    /// response. Does nothing for `Empty`.
+    pub(super) fn begin(self, output: &mut Vec<u8>) {
+        const END: &str = "cache-control: no-store\r\n";
+        // A page with `Cross-Origin-Embedder-Policy: require-corp` loads only these.
+        const EMBEDDED: &str = "cross-origin-resource-policy: cross-origin\r\n";
+        let lines = match self {
+            Self::Empty => return,
+            Self::None => "HTTP/1.1 204 No Content\r\n",
+            Self::Gif => "HTTP/1.1 200 OK\r\ncontent-type: image/gif\r\ncontent-length: 43\r\n",
+            Self::Png => "HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 68\r\n",
+            Self::Json => {
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\nvary: origin\r\n"
+            }
+            Self::Redirect => "HTTP/1.1 302 Found\r\ncontent-length: 0\r\n",
+            Self::Html => "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n",
+        };
+        output.extend_from_slice(lines.as_bytes());
+        output.extend_from_slice(END.as_bytes());
+        if matches!(self, Self::Gif | Self::Png | Self::Redirect) {
+            output.extend_from_slice(EMBEDDED.as_bytes());
+        }
+    }
+
+    /// The body.
+    pub(super) fn body(self) -> &'static [u8] {
+        match self {
+            Self::Empty | Self::None | Self::Redirect | Self::Html => b"",
+            Self::Gif => include_bytes!("response/pixel.gif"),
+            Self::Png => include_bytes!("response/pixel.png"),
+            Self::Json => b"{\"ok\":true}",
         }
     }
 }

@@ -5,11 +5,14 @@
 //! the first one determines the status. Without a `[privacy]` table, the privacy signals are checked here.
 
 use super::{
-    answer::Answer,
-    contracts::Contracts,
-    privacy::{Outcome, Signals},
     query::{Query, Value},
-    request::{Rejection, StatedMatch},
+    request::StatedMatch,
+};
+use crate::contracts::{
+    Contracts,
+    answer::Answer,
+    privacy::{Outcome, Signals},
+    rejection::Rejection,
 };
 
 /// The path of these requests.
@@ -46,12 +49,13 @@ pub fn parse<'a>(
     })
 }
 
-/// The rejection of a match that the privacy check refuses. As in Prebid Server, some outcomes are invalid parameters.
-pub(super) fn refusal(outcome: Outcome, signals: &Signals<'_>) -> Rejection {
+/// The rejection of a refused match. As in Prebid Server, some outcomes of the privacy check are invalid parameters.
+pub(super) fn refusal(rejection: Rejection, outcome: Outcome, signals: &Signals<'_>) -> Rejection {
     let states_gdpr = !signals.gdpr.is_empty() || !signals.gpp_sid.is_empty();
     match outcome {
+        _ if rejection != Rejection::Privacy => rejection,
         Outcome::Malformed | Outcome::ConsentVersion => Rejection::SignalsInvalid,
         Outcome::ConsentMissing if states_gdpr => Rejection::SignalsInvalid,
-        _ => Rejection::Privacy,
+        _ => rejection,
     }
 }

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU16;
 
-use producer::edge::{
-    privacy::{Action, Config, Outcome, RefuseWhen, Signals},
-    query::{Query, Scratch},
+use producer::{
+    contracts::privacy::{Action, Config, Outcome, RefuseWhen, Signals},
+    edge::query::{Query, Scratch},
 };
 
 /// Checks the signals in a query. Ignoring malformed signals must not change another outcome. A query must mean the same if its

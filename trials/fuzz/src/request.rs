@@ -4,15 +4,15 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use producer::edge::{
-    browser_cookies::BrowserCookies,
-    contracts::{Contracts, file},
-    head::{self, HEAD_BYTES_MAX, Head, HeadError},
-    privacy::Signals,
-    query::{Query, Scratch},
-    redirect::Template,
-    request::{Rejection, StatedMatch},
-    set_uid,
+use producer::{
+    contracts::{Contracts, file, privacy::Signals, redirect::Template, rejection::Rejection},
+    edge::{
+        browser_cookies::BrowserCookies,
+        head::{self, HEAD_BYTES_MAX, Head, HeadError},
+        query::{Query, Scratch},
+        request::StatedMatch,
+        set_uid,
+    },
 };
 use proto::{
     ids::hygiene,

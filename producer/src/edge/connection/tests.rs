@@ -16,10 +16,10 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
+    contracts::{Contracts, file},
     edge::{
         Metrics,
         browser_cookies::BrowserCookies,
-        contracts::file,
         mint::UidMode,
         opt_out::{self, OptOut},
     },
@@ -40,7 +40,8 @@ pub(in crate::edge) fn edge_with(
     uid: UidMode,
     draining: CancellationToken,
 ) -> Edge {
-    let contracts = contracts.map(|text| Arc::new(file::parse(text).unwrap()));
+    let parsed = contracts.map(|text| file::parse(text).unwrap());
+    let contracts = Arc::new(parsed.unwrap_or_default());
     let metrics = Metrics::register(registry, None, contracts).unwrap();
     let deletions = || IntCounter::new("deletions", "deletions").unwrap();
     let opt_out = opt_out.then(|| OptOut::new(opt_out::Config::default(), deletions()));

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    edge::contracts::file::File,
+    contracts::file::File,
     inlet::{Inlet, sharing::ShareState},
     log::{AppendBatch, Config, Log},
 };

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::super::{Inlet, spool::Spool};
 use crate::{
-    edge::contracts::file::File,
+    contracts::file::File,
     log::{AppendBatch, Config, Delivery, Log},
 };
 

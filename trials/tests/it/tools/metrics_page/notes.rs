@@ -18,7 +18,7 @@ const fn group(title: &'static str, file: &'static str, prefix: &'static str) ->
 
 pub(super) const GROUPS: &[Group] = &[
     group("Sync requests", "producer/src/edge/metrics.rs", ""),
-    group("Sync requests", "producer/src/edge/dsps.rs", ""),
+    group("Sync requests", "producer/src/dsps.rs", ""),
     group(
         "Log and bytes in flight",
         "producer/src/metrics.rs",

@@ -35,10 +35,7 @@ use metric_defs::producer::{
 use proto::limits::CONTRACTS_MAX;
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use super::{
-    contracts::{Contract, Contracts, file::ContractsFile},
-    request::Rejection,
-};
+use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection, verdict::Verdict};
 
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
@@ -77,15 +74,9 @@ const NONE_LABEL: &str = "none";
 pub struct KnownDsps(Arc<DspTable>);
 
 impl KnownDsps {
-    /// All contracts, if there are any.
-    pub fn contracts(&self) -> Option<&Contracts> {
-        self.0.contracts.as_deref()
-    }
-
-    /// The contract that applies to a DSP.
-    pub fn contract(&self, dsp_id: u32) -> &Contract {
-        let contracts = self.contracts();
-        contracts.map_or(&self.0.without_file, |it| it.of(dsp_id))
+    /// All contracts.
+    pub fn contracts(&self) -> &Contracts {
+        &self.0.contracts
     }
 }
 
@@ -93,10 +84,8 @@ impl KnownDsps {
 #[derive(Debug, Clone, Default)]
 struct DspTable {
     version: usize,
-    contracts: Option<Arc<Contracts>>,
-    /// The contract of all DSPs without a contracts file.
-    without_file: Contract,
-    /// 1 at the start, incremented by each reload; 0 without contracts.
+    contracts: Arc<Contracts>,
+    /// 1 at the start, incremented by each reload; 0 without a contracts file.
     contracts_version: u64,
     /// Listed DSPs, or without a list the first DSPs seen.
     series: HashMap<u32, Arc<Series>, RandomState>,
@@ -105,9 +94,7 @@ struct DspTable {
 impl DspTable {
     /// Whether a DSP without a series gets one when it is first seen.
     fn is_open(&self) -> bool {
-        let contracts = self.contracts.as_ref();
-        let has_list = contracts.is_some_and(|contracts| contracts.listed().len() > 0);
-        !has_list && self.series.len() < UNLISTED_SERIES_MAX
+        self.contracts.listed().len() == 0 && self.series.len() < UNLISTED_SERIES_MAX
     }
 }
 
@@ -136,29 +123,39 @@ impl Tally {
         self.len + 3 > TALLY_MAX
     }
 
-    /// Notes an accepted request.
+    /// Notes a request with a valid match.
     ///
     /// # Panics
     /// When the tally is full.
-    pub fn accepted(&mut self, dsp_id: u32) {
-        self.push(dsp_id, ACCEPTED);
+    #[inline]
+    pub fn note(&mut self, dsp_id: u32, verdict: Verdict) {
+        match verdict {
+            Verdict::Record(observed) => {
+                self.note_observed(dsp_id, observed);
+                self.push(dsp_id, ACCEPTED);
+            }
+            Verdict::Refuse(rejection) => self.note_rejected(Some(dsp_id), rejection),
+        }
     }
 
     /// Notes a rejected request; `dsp_id` is `None` if it was invalid.
     ///
     /// # Panics
     /// When the tally is full.
-    pub fn rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
+    pub fn note_rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
         self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
     }
 
-    /// Notes that this rejection of an accepted request is only observed.
+    /// Notes rejections of a recorded match that are only observed.
     ///
     /// # Panics
     /// When the tally is full.
-    pub fn would_refuse(&mut self, dsp_id: u32, rejection: Rejection) {
-        if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
-            self.push(dsp_id, WOULD_REFUSE + index);
+    #[inline]
+    pub fn note_observed(&mut self, dsp_id: u32, observed: [Option<Rejection>; 2]) {
+        for rejection in observed.into_iter().flatten() {
+            if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
+                self.push(dsp_id, WOULD_REFUSE + index);
+            }
         }
     }
 
@@ -238,8 +235,9 @@ impl Dsps {
     pub fn register(
         registry: &Registry,
         file: Option<ContractsFile>,
-        contracts: Option<Arc<Contracts>>,
+        contracts: Arc<Contracts>,
     ) -> prometheus::Result<Self> {
+        let has_file = file.is_some();
         let dsps = Self {
             shared: Arc::new(DspsShared {
                 file,
@@ -249,9 +247,9 @@ impl Dsps {
                 none: Series::default(),
             }),
         };
-        if let Some(contracts) = contracts {
-            dsps.set_contracts(contracts);
-        }
+        dsps.set_contracts(contracts);
+        dsps.shared
+            .change(|table| table.contracts_version = u64::from(has_file));
         let read = dsps.clone();
         registry.read(move || read.families())?;
         Ok(dsps)
@@ -277,9 +275,8 @@ impl Dsps {
         shared.change(|table| {
             if table.series.len() + contracts.listed().len() > SERIES_MAX {
                 // Keep the DSPs that this reload removes: a batch in progress may still count for them.
-                let before = table.contracts.clone();
-                let lists = |dsp_id| before.as_ref().is_some_and(|it| it.lists(dsp_id));
-                let is_old = |dsp_id: &u32| !lists(*dsp_id) && !contracts.lists(*dsp_id);
+                let before = Arc::clone(&table.contracts);
+                let is_old = |dsp_id: &u32| !before.lists(*dsp_id) && !contracts.lists(*dsp_id);
                 for (_, removed) in table.series.extract_if(|dsp_id, _| is_old(dsp_id)) {
                     for (outcome, count) in removed.sums().into_iter().enumerate() {
                         shared.other.add(0, outcome, count);
@@ -289,15 +286,9 @@ impl Dsps {
             for (dsp_id, _) in contracts.listed() {
                 table.series.entry(dsp_id).or_default();
             }
-            table.contracts = Some(contracts);
+            table.contracts = contracts;
             table.contracts_version += 1;
         });
-    }
-
-    /// Without a contracts file, accepts macros and sentinels as buyer uids.
-    pub fn accept_placeholders(&self) {
-        let shared = &*self.shared;
-        shared.change(|table| table.without_file.accept_placeholders());
     }
 
     /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
@@ -348,11 +339,10 @@ impl Dsps {
             })
         };
         let table = Arc::clone(&self.shared.table());
-        let contracts = table.contracts.as_ref();
-        let version = contracts.map(|_| as_f64(table.contracts_version));
+        let version = (table.contracts_version > 0).then(|| as_f64(table.contracts_version));
         let file = self.shared.file.as_ref();
         let refused = file.map(|it| f64::from(u8::from(it.error().is_some())));
-        let listed = contracts.iter().flat_map(|contracts| contracts.listed());
+        let listed = table.contracts.listed();
         let named: Vec<_> = listed
             .map(|(dsp_id, it)| (dsp_id.to_string(), it))
             .collect();

@@ -7,8 +7,7 @@ use proto::ids::hygiene::Flaw;
 use runtime::settings::format_time;
 use serde::Serialize;
 
-use super::{Contract, Contracts};
-use crate::edge::answer::Answer;
+use super::{Contract, Contracts, answer::Answer};
 
 /// The columns, each with its title.
 const TITLES: [&str; 10] = [

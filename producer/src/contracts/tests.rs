@@ -297,7 +297,8 @@ fn errors_of_limits_are_reported_where_they_are() {
 #[test]
 fn plan_has_one_line_for_each_dsp() {
     let text = "unknown_dsps = 'refuse'\nunknown = 'unlimited'\n[defaults]\nanswer = 'none'\n[dsp.117]\nname = 'two'\nttl = '30d'\nstate = 'observe'\n\
-                answer = 'json'\norigins = ['https://a.example']\n".to_owned() + REDIRECT
+                answer = 'json'\norigins = ['https://a.example']\n".to_owned()
+        + "[dsp.17]\nname = 'example'\nanswer = 'redirect'\nredirect = 'https://sync.example/done?u={UID}'\n"
         + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
     let plan = file::parse(&text).unwrap().to_string();
     let lines = [
@@ -330,9 +331,9 @@ fn plan_has_one_line_for_each_dsp() {
 
 #[test]
 fn sample_files_are_valid() {
-    let example = include_str!("../../../../../examples/contracts.toml");
+    let example = include_str!("../../../examples/contracts.toml");
     assert_eq!(file::parse(example).unwrap().listed().len(), 4);
-    let page = include_str!("../../../../../docs/partners.md");
+    let page = include_str!("../../../docs/partners.md");
     let (_, sample) = page.split_once("```toml\n").unwrap();
     let (sample, _) = sample.split_once("```").unwrap();
     assert_eq!(file::parse(sample).unwrap().listed().len(), 1);

@@ -38,7 +38,6 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
 use proto::limits::CONTRACTS_MAX;
@@ -51,8 +50,8 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use self::values::{check, check_name, compiled};
-use super::{Contract, Contracts, RefusedAnswer, State};
-use crate::edge::{
+use super::{
+    Contract, Contracts, RefusedAnswer, State,
     answer::Answer,
     origin, privacy,
     redirect::{self, Template},
@@ -190,18 +189,12 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         .defaults(defaults.unwrap_or_else(|| Table::new().into()))
         .unwrap_or_default();
     let mut contracts = Contracts {
-        by_dsp: HashMap::default(),
-        by_name: HashMap::default(),
         unlisted: defaults.clone(),
-        limits: Arc::new(NO_LIMITS),
-        privacy: match privacy {
-            Some(privacy) => reader.privacy(privacy),
-            None => privacy::Config {
-                mode: privacy::Mode::Off,
-                ..privacy::Config::default()
-            },
-        },
+        ..Contracts::default()
     };
+    if let Some(privacy) = privacy {
+        contracts.privacy = reader.privacy(privacy);
+    }
     let dsps = dsps.unwrap_or_else(|| Table::new().into());
     let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
     let count = dsps.len();

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{super::contracts::file, *};
+use super::*;
+use crate::contracts::file;
 
 fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
     let policy = ["accept", "refuse"][usize::from(rejects_unlisted)];
@@ -12,7 +13,7 @@ fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
 }
 
 fn dsps(listed: &[u32]) -> Dsps {
-    Dsps::register(&Registry::new(), None, Some(contracts(listed, false))).unwrap()
+    Dsps::register(&Registry::new(), None, contracts(listed, false)).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
@@ -22,7 +23,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally, &mut known);
         }
-        tally.accepted(dsp_id);
+        tally.note(dsp_id, Verdict::Record([None; 2]));
     }
     dsps.add(&mut tally, &mut known);
 }
@@ -88,9 +89,9 @@ fn rejections_are_counted_by_dsp_and_reason() {
     let dsps = dsps(&[]);
     let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
     dsps.refresh(&mut known);
-    tally.rejected(Some(17), Rejection::UserMissing);
-    tally.rejected(Some(17), Rejection::UserMissing);
-    tally.rejected(None, Rejection::DspMissing);
+    tally.note_rejected(Some(17), Rejection::UserMissing);
+    tally.note_rejected(Some(17), Rejection::UserMissing);
+    tally.note_rejected(None, Rejection::DspMissing);
     dsps.add(&mut tally, &mut known);
     assert!(!tally.is_full() && tally.len == 0);
     check(
@@ -129,9 +130,11 @@ fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
     let mut known = KnownDsps::default();
     dsps.refresh(&mut known);
     let is_rejected = |&dsp_id: &u32| {
-        let refusal = known.contract(dsp_id).refusal("id");
-        assert!(refusal.is_none_or(|it| it == Rejection::DspUnknown));
-        refusal.is_some()
+        let contracts = known.contracts();
+        let verdict = contracts.decide(contracts.of(dsp_id), "id", None).verdict;
+        let refused = Verdict::Refuse(Rejection::DspUnknown);
+        assert!([refused, Verdict::Record([None; 2])].contains(&verdict));
+        verdict == refused
     };
     let rejected: Vec<_> = dsp_ids.iter().copied().filter(is_rejected).collect();
     assert_eq!(rejected, expected);

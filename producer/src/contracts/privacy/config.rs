@@ -53,7 +53,7 @@ pub struct RefuseWhen {
 
 impl RefuseWhen {
     /// The conditions, for operators.
-    pub(in crate::edge) fn names(self) -> impl Iterator<Item = String> {
+    pub(crate) fn names(self) -> impl Iterator<Item = String> {
         let gdpr = self.gdpr.then(|| "gdpr".to_owned());
         let sections = self.gpp_sid.iter().map(|id| format!("section {id}"));
         gdpr.into_iter().chain(sections)
@@ -173,14 +173,15 @@ impl Country {
         IS LI NO AX GF GP MF MQ RE YT GB CH";
 
     /// Reads a header value such as `DE` or `US-CA`; `None` if it does not begin with a country.
-    pub(super) fn from_header(value: &[u8]) -> Option<Self> {
+    pub fn from_header(value: &[u8]) -> Option<Self> {
         let (&country, rest) = value.split_first_chunk()?;
         let is_country = country.iter().all(u8::is_ascii_alphabetic)
             && !rest.first().is_some_and(u8::is_ascii_alphanumeric);
         is_country.then(|| Self(country.map(|letter| letter.to_ascii_uppercase())))
     }
 
-    pub(super) fn has_gdpr(self) -> bool {
+    /// Whether its law is the GDPR or an equal one.
+    pub fn has_gdpr(self) -> bool {
         Self::GDPR
             .chunks(3)
             .any(|country| country.starts_with(&self.0))

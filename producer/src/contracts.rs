@@ -1,10 +1,16 @@
 //! Contracts of DSPs: a contract defines which buyer uids a DSP may send, and how its requests are answered.
-//! [`file`](mod@file) reads contracts.
+//! [`file`](mod@file) reads contracts, and [`verdict`] decides about a match. Knows neither HTTP nor the log.
 //!
 //! Contracts cost each request one lookup and the check of its buyer uid. Without a file, all DSPs have the default contract.
 
+pub mod answer;
 pub mod file;
+pub mod origin;
 mod plan;
+pub mod privacy;
+pub mod redirect;
+pub mod rejection;
+pub mod verdict;
 
 use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
@@ -12,22 +18,21 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use limits::rules::Rules;
 use proto::{
-    ids::hygiene::{self, Flaw},
+    ids::hygiene::Flaw,
     limits::BUYER_UID_BYTES_MAX,
     v1::{DspTimeToLive, TimesToLive},
-    wire::CookieRef,
 };
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use super::{answer::Answer, privacy, redirect::Template, request::Rejection};
+use self::{answer::Answer, redirect::Template};
 
 /// The contracts of a file.
 #[derive(Debug)]
 pub struct Contracts {
     by_dsp: HashMap<u32, Contract, RandomState>,
     /// The DSPs by name, in lower case.
-    pub(super) by_name: HashMap<String, u32, RandomState>,
+    pub(crate) by_name: HashMap<String, u32, RandomState>,
     /// The contract of all other DSPs.
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
@@ -48,7 +53,7 @@ pub struct Contract {
     /// Id in the vendor list of the IAB.
     pub vendor: Option<NonZeroU16>,
     /// Where the DSP must not sync.
-    pub(super) refuse_when: privacy::RefuseWhen,
+    refuse_when: privacy::RefuseWhen,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
     /// Macros of this DSP that look like an id.
@@ -56,9 +61,12 @@ pub struct Contract {
     refuse: Vec<Flaw>,
     /// Time to live on the nodes, in whole seconds.
     ttl: Option<Duration>,
-    answer: Answer,
-    refused: RefusedAnswer,
-    redirect: Option<Arc<Template>>,
+    /// The response to a recorded match.
+    pub answer: Answer,
+    /// The response to a refused match.
+    pub refused: RefusedAnswer,
+    /// Where `answer = "redirect"` leads.
+    pub redirect: Option<Arc<Template>>,
     /// Origins whose scripts may read the responses to syncs with a JSON answer.
     origins: Arc<[String]>,
 }
@@ -123,7 +131,32 @@ impl Default for Contract {
     }
 }
 
+impl Default for Contracts {
+    /// The default contract for all DSPs, without a privacy check.
+    fn default() -> Self {
+        Self {
+            by_dsp: HashMap::default(),
+            by_name: HashMap::default(),
+            unlisted: Contract::default(),
+            limits: Arc::new(file::NO_LIMITS),
+            privacy: privacy::Config {
+                mode: privacy::Mode::Off,
+                ..privacy::Config::default()
+            },
+        }
+    }
+}
+
 impl Contracts {
+    /// The contracts without a file. `accept_placeholders` permits macros and sentinels as buyer uids.
+    pub fn without_file(accept_placeholders: bool) -> Self {
+        let mut contracts = Self::default();
+        if accept_placeholders {
+            contracts.unlisted.refuse.clear();
+        }
+        contracts
+    }
+
     /// The contract that applies to a DSP.
     pub fn of(&self, dsp_id: u32) -> &Contract {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
@@ -132,12 +165,6 @@ impl Contracts {
     /// The settings of the privacy check; `None` if it is off.
     pub fn privacy(&self) -> Option<&privacy::Config> {
         (self.privacy.mode != privacy::Mode::Off).then_some(&self.privacy)
-    }
-
-    /// The settings that decide about the matches of a DSP; `None` if neither the privacy check nor a rule of the DSP does.
-    pub(super) fn gate(&self, contract: &Contract) -> Option<&privacy::Config> {
-        let has_rule = contract.refuse_when != privacy::RefuseWhen::default();
-        self.privacy().or(has_rule.then_some(&self.privacy))
     }
 
     /// The times to live, for the nodes.
@@ -156,7 +183,7 @@ impl Contracts {
     }
 
     /// Whether scripts of pages from this origin may read the responses to the syncs of a DSP, which may be missing or invalid.
-    pub(super) fn are_readable_by(&self, origin: &[u8], dsp_id: Option<u32>) -> bool {
+    pub fn are_readable_by(&self, origin: &[u8], dsp_id: Option<u32>) -> bool {
         let contract = dsp_id.map_or(&self.unlisted, |dsp_id| self.of(dsp_id));
         contract.is_readable_by(origin)
     }
@@ -175,99 +202,6 @@ impl Contracts {
 }
 
 impl Contract {
-    /// Accepts macros and sentinels as buyer uids.
-    pub(super) fn accept_placeholders(&mut self) {
-        self.refuse.clear();
-    }
-
-    /// Why the contract does not permit a match with this buyer uid; `None` if it does.
-    pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
-        match self.state {
-            State::Blocked => return Some(Rejection::DspBlocked),
-            State::Unknown => return Some(Rejection::DspUnknown),
-            State::Allowed | State::Observe => {}
-        }
-        match self.flaw(buyer_uid) {
-            Some(Flaw::Macro) => return Some(Rejection::BuyerMacro),
-            Some(Flaw::Sentinel) => return Some(Rejection::BuyerSentinel),
-            None => {}
-        }
-        if buyer_uid.len() > self.uid_bytes_max {
-            return Some(Rejection::BuyerTooLongForDsp);
-        }
-        let pattern = self.uid_pattern.as_ref();
-        let matches = pattern.is_none_or(|pattern| pattern.is_match(buyer_uid));
-        (!matches).then_some(Rejection::BuyerPattern)
-    }
-
-    /// The rejection of a buyer uid (as sent) that could not be decoded: `BuyerMacro` if it is a macro, whose percent sign is
-    /// not a valid escape.
-    pub fn refusal_of_invalid(&self, rejection: Rejection, sent: &str) -> Rejection {
-        let is_encoding = matches!(
-            rejection,
-            Rejection::BuyerEncoding | Rejection::BuyerNotUtf8
-        );
-        match self.flaw(sent) {
-            Some(Flaw::Macro) if is_encoding && self.state == State::Allowed => {
-                Rejection::BuyerMacro
-            }
-            _ => rejection,
-        }
-    }
-
-    fn flaw(&self, buyer_uid: &str) -> Option<Flaw> {
-        let flaw = hygiene::flaw(buyer_uid, &self.uid_macro);
-        flaw.filter(|flaw| self.refuse.contains(flaw))
-    }
-
-    /// Begins the answer to a match that is not recorded and gets no error status. `format` replaces the answer of the
-    /// contract.
-    pub(super) fn begin_answer_without_ids(
-        &self,
-        format: Option<Answer>,
-        output: &mut Vec<u8>,
-    ) -> Answer {
-        let answer = match format.unwrap_or(self.answer) {
-            Answer::Redirect => Answer::None,
-            answer => answer,
-        };
-        answer.begin(output);
-        answer
-    }
-
-    /// Begins the answer to a refused match; `None` if it gets an error status.
-    pub(super) fn begin_refusal(
-        &self,
-        format: Option<Answer>,
-        output: &mut Vec<u8>,
-    ) -> Option<Answer> {
-        let has_answer = self.refused == RefusedAnswer::Answer;
-        has_answer.then(|| self.begin_answer_without_ids(format, output))
-    }
-
-    /// Begins the answer to a recorded match.
-    pub(super) fn begin_answer(
-        &self,
-        format: Option<Answer>,
-        cookie: &CookieRef<'_>,
-        signals: &privacy::Signals<'_>,
-        output: &mut Vec<u8>,
-    ) -> Answer {
-        let redirects = format.is_none() && self.answer == Answer::Redirect;
-        let Some(template) = self.redirect.as_ref().filter(|_| redirects) else {
-            return self.begin_answer_without_ids(format, output);
-        };
-        let start = output.len();
-        self.answer.begin(output);
-        output.extend_from_slice(b"location: ");
-        if !template.render(cookie, signals, output) {
-            output.truncate(start);
-            return self.begin_answer_without_ids(format, output);
-        }
-        output.extend_from_slice(b"\r\n");
-        self.answer
-    }
-
     fn is_readable_by(&self, origin: &[u8]) -> bool {
         let mut listed = self.origins.iter();
         self.answer == Answer::Json && listed.any(|listed| listed.as_bytes() == origin)

@@ -1,10 +1,11 @@
 //! Tests of the answers to requests under a contract.
 
 use self::exchange::{Exchange, Producer, exchange, exchange_with};
-use super::*;
-use crate::edge::mint::UidMode;
+use std::sync::Arc;
 
-mod contracts_file;
+use super::mint::UidMode;
+use crate::contracts::{Contracts, file};
+
 mod exchange;
 mod minting;
 mod opting_out;
@@ -246,7 +247,8 @@ fn placeholders_are_refused_without_a_contracts_file() {
         assert_eq!(refused.counted.last().unwrap(), &format!("17 {outcome}"));
     }
     assert_eq!(exchange("a-1").status(), "200 OK");
-    producer.edge.metrics.dsps.accept_placeholders();
+    let accepting = Arc::new(Contracts::without_file(true));
+    producer.edge.metrics.dsps.set_contracts(accepting);
     for (uid, recorded) in [("$UID", "$UID"), ("null", "null"), ("%22x%22", "\"x\"")] {
         let accepted = exchange(uid);
         let newest = accepted.recorded.last();

@@ -5,7 +5,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::edge::query::{Query, Scratch};
+use crate::edge::{
+    head,
+    query::{Query, Scratch},
+};
 
 mod hostile;
 mod random_strings;
@@ -36,7 +39,7 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
         .collect();
     let mut scratch = Scratch::default();
     let signals = Query::parse(query, &mut scratch).signals;
-    let signals = signals.with_headers(&headers, config);
+    let signals = head::with_signals(signals, &headers, config.country_header.as_deref());
     config.decide(&signals, dsp.try_into().ok(), &RefuseWhen::default())
 }
 

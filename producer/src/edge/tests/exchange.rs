@@ -6,10 +6,10 @@ use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    dsps::{KnownDsps, Tally},
     edge::{
         Edge, ReadRequests,
         connection::tests::edge_with,
-        dsps::{KnownDsps, Tally},
         head,
         mint::UidMode,
         response::{ResponseOptions, Responses},

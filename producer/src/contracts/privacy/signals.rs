@@ -1,8 +1,6 @@
 //! The parts of a request that decide whether its match may be stored.
 
-use httparse::Header;
-
-use super::config::{Config, Country};
+use super::config::Country;
 
 /// The privacy signals of a request. An empty text means that the signal is absent.
 #[derive(Clone, Copy, Default)]
@@ -25,23 +23,4 @@ pub struct Signals<'a> {
     pub gpp_sid: &'a str,
     /// A US privacy string, such as `1YNN`.
     pub us_privacy: &'a str,
-}
-
-impl Signals<'_> {
-    /// Adds the signals in headers.
-    #[must_use]
-    pub fn with_headers(mut self, headers: &[Header<'_>], config: &Config) -> Self {
-        let country_header = config.country_header.as_deref().unwrap_or_default();
-        for Header { name, value } in headers {
-            if name.eq_ignore_ascii_case("sec-gpc") {
-                self.gpc |= *value == b"1";
-            } else if name.eq_ignore_ascii_case(country_header) {
-                // A proxy may add its header behind that of the client.
-                if !self.country.is_some_and(Country::has_gdpr) {
-                    self.country = Country::from_header(value);
-                }
-            }
-        }
-        self
-    }
 }
