@@ -51,7 +51,7 @@ pub struct App {
     /// The log, for tests that append to it directly.
     pub log: Log,
     subscribers: Subscribers,
-    /// The DSP rate limits; `None` without contracts.
+    /// The inlet.
     pub inlet: Inlet,
     /// A separate stage, which ends after the edge and before the log is closed.
     inlet_stage: Stage,

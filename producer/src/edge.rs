@@ -148,10 +148,14 @@ impl Edge {
         headers: &[Header<'a>],
         read: &mut ReadRequests<'_>,
     ) -> Result<(Outcome, Option<&'a [u8]>), Closed> {
-        let origin = head.origin.filter(|it| is_readable_by(it, head, read));
+        let mut scratch = Scratch::default();
+        let query = Query::parse(head.query, &mut scratch);
+        let origin = head
+            .origin
+            .filter(|it| is_readable_by(it, head, &query, read));
         let outcome = match origin {
             Some(_) if begin_preflight(head, headers, read.output) => Outcome::Preflight,
-            _ => self.outcome(head, headers, read)?,
+            _ => self.outcome(head, &query, headers, read)?,
         };
         Ok((outcome, origin))
     }
@@ -159,6 +163,7 @@ impl Edge {
     fn outcome(
         &self,
         head: &Head<'_>,
+        query: &Query<'_>,
         headers: &[Header<'_>],
         read: &mut ReadRequests<'_>,
     ) -> Result<Outcome, Closed> {
@@ -180,16 +185,14 @@ impl Edge {
         if read.batch.is_full() || read.tally.is_full() {
             self.append(read)?;
         }
-        let mut scratch = Scratch::default();
-        let query = Query::parse(head.query, &mut scratch);
         let stated = match is_set_uid {
             false => {
-                StatedMatch::parse(&query).map_err(|rejection| (request::dsp_id(&query), rejection))
+                StatedMatch::parse(query).map_err(|rejection| (request::dsp_id(query), rejection))
             }
-            true => set_uid::parse(&query, self.has_opted_out(headers), read.known.contracts()),
+            true => set_uid::parse(query, self.has_opted_out(headers), read.known.contracts()),
         };
         Ok(match stated {
-            Ok(stated) => self.handle_match(stated, &query, head, headers, read),
+            Ok(stated) => self.handle_match(stated, query, head, headers, read),
             Err((dsp_id, rejection)) => refused(dsp_id, rejection, None, read),
         })
     }
@@ -216,7 +219,8 @@ impl Edge {
             }
         };
         let gate = contracts.gate(contract);
-        let has_signals = self.opt_out.is_some() || cookie.is_none() || gate.is_some();
+        let reads_opt_out = self.opt_out.is_some() || self.cookies.has_other_opt_outs();
+        let has_signals = reads_opt_out || cookie.is_none() || gate.is_some();
         let signals = has_signals.then(|| self.signals(query, headers, gate));
         let decision = contracts.decide(contract, buyer_uid, signals.as_ref());
         let Decision { verdict, outcome } = decision;
@@ -328,14 +332,14 @@ impl Edge {
 
 /// Whether scripts of pages from this origin may read the response, whatever it is.
 #[cold]
-fn is_readable_by(origin: &[u8], head: &Head<'_>, read: &ReadRequests<'_>) -> bool {
-    if !matches!(head.path, "/" | "/sync") {
-        return false;
-    }
-    let mut scratch = Scratch::default();
-    let query = Query::parse(head.query, &mut scratch);
+fn is_readable_by(
+    origin: &[u8],
+    head: &Head<'_>,
+    query: &Query<'_>,
+    read: &ReadRequests<'_>,
+) -> bool {
     let contracts = read.known.contracts();
-    contracts.are_readable_by(origin, request::dsp_id(&query))
+    matches!(head.path, "/" | "/sync") && contracts.are_readable_by(origin, request::dsp_id(query))
 }
 
 /// Counts a rejected request, and begins its answer, if it has one.

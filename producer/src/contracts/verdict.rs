@@ -49,7 +49,17 @@ impl Contracts {
             (refusal, None) => Verdict::Record([refusal, None]),
             (refusal, Some(signals)) => {
                 let gate = self.gate(contract);
-                outcome = gate.map(|it| it.decide(signals, contract.vendor, &contract.refuse_when));
+                outcome = gate.map(|gate| {
+                    let decide = |rule| gate.decide(signals, contract.vendor, rule);
+                    match decide(&contract.refuse_when) {
+                        // A rule that only observes does not replace the privacy check.
+                        Outcome::DspRule if is_observed => match decide(&RefuseWhen::default()) {
+                            Outcome::Allowed => Outcome::DspRule,
+                            other => other,
+                        },
+                        outcome => outcome,
+                    }
+                });
                 let is_refused = match outcome {
                     Some(Outcome::DspRule) => !is_observed,
                     Some(outcome) => self.privacy.refuses(outcome),

@@ -105,6 +105,11 @@ impl BrowserCookies {
         headers.flat_map(pairs).any(|it| self.is_of_other_page(it))
     }
 
+    /// Whether there are opt-out cookies of other pages (`--opt-out-cookie`).
+    pub(super) fn has_other_opt_outs(&self) -> bool {
+        !self.opt_outs.is_empty()
+    }
+
     fn is_of_other_page(&self, pair: &[u8]) -> bool {
         self.opt_outs.iter().any(|it| it.as_bytes() == pair)
     }

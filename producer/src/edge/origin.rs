@@ -93,7 +93,7 @@ mod tests {
             })
             .collect();
         let public = [
-            "https://Sync.example:8443".to_owned(),
+            "https://sync.example:8443".to_owned(),
             "http://plain.example".to_owned(),
         ];
         assert_eq!(check_same(&headers, &public), expected, "{headers:?}");

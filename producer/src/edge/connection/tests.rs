@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    contracts::{Contracts, file},
+    contracts::file,
     edge::{
         Metrics,
         browser_cookies::BrowserCookies,

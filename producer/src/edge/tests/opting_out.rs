@@ -14,6 +14,17 @@ fn browser_that_opted_out_is_not_redirected() {
 }
 
 #[test]
+fn opt_out_cookie_of_another_page_counts_without_a_page_here() {
+    let mut producer = Producer::new(None, false, UidMode::Require);
+    let other = vec!["optout=1".to_owned()];
+    producer.edge.cookies = BrowserCookies::new("uid", AGE_MAX, None, other).unwrap();
+    let sync = |cookies: &str| producer.exchange("GET /?d=17&b=x", cookies);
+    let opted_out = sync("cookie: uid=u/1; optout=1\r\n");
+    opted_out.check("200 OK", &[], &["17 opted_out"]);
+    assert_eq!(sync("cookie: uid=u/1\r\n").recorded, ["u/1 17 x"]);
+}
+
+#[test]
 fn opt_out_page_states_the_cause_of_a_refusal_and_marks_cookies_of_frames() {
     let mut producer = Producer::new(None, true, UidMode::Require);
     producer.edge.cookies = BrowserCookies::new(

@@ -6,6 +6,26 @@ use super::*;
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
 const NO_PURPOSE: &str = "CPGWkCaPGWkCaApAAAENABCAAAAAAAAAAAAAABEAAAAA";
 
+#[test]
+fn rule_that_only_observes_does_not_replace_the_privacy_check() {
+    let contracts = "[privacy]\nhost_vendor = 2\n[dsp.17]\nvendor = 2\nstate = 'observe'\nrefuse_when = { gdpr = true }\n";
+    let refused = exchange(contracts, "d=17&b=x&gdpr=1");
+    assert_eq!(refused.status(), "451 Unavailable For Legal Reasons");
+    let permitted = exchange(
+        contracts,
+        &format!("d=17&b=x&gdpr=1&gdpr_consent={CONSENT}"),
+    );
+    permitted.check(
+        "200 OK",
+        &["u/1 17 x"],
+        &[
+            "17 accepted",
+            "would refuse: 17 privacy",
+            "privacy: dsp_rule",
+        ],
+    );
+}
+
 /// Contracts with this mode, in which the exchange and DSP 17 are vendor 2.
 fn contracts(mode: &str) -> String {
     format!("[privacy]\nmode = '{mode}'\nhost_vendor = 2\n{REDIRECT}vendor = 2\n")
