@@ -89,7 +89,8 @@ impl App {
         let limiter = Limiter::new(url, config.limiter_token.clone())?;
         let requests = config.work.workers * BATCH_ASSETS_MAX;
         let [connections, requests] = open_files::connections(
-            0,
+            // Files of results and contents, and idle connections to origins.
+            open_files::of_store(),
             [
                 ("API connections", admin::LIMITS.connections_max),
                 ("parallel requests", requests),

@@ -230,7 +230,13 @@ impl<O: Origin> Checker<O> {
             let time = time.min(millis(app.settings.retry_after_max));
             demand.fetch_max(time, Ordering::Relaxed);
             if let Some((limiter, counter)) = limit {
-                drop(timeout(FEEDBACK_TIMEOUT, limiter.feedback(counter, &response)).await);
+                drop(
+                    timeout(
+                        FEEDBACK_TIMEOUT,
+                        limiter.feedback(counter, response.status, time),
+                    )
+                    .await,
+                );
             }
         } else if outcome == Outcome::Changed
             && let Some(contents) = &app.settings.contents

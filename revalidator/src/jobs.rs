@@ -324,7 +324,8 @@ impl Tally {
         let is_short = |it: &AssetResult| it.asset.is_short() || !is_retried(it, result.attempt);
         let is_small =
             result.results.len() <= BATCH_ASSETS_MAX && result.results.iter().all(is_short);
-        result.job_id == job.job_id && result.batch < batches && is_small
+        let is_of_job = result.job_id == job.job_id && result.restarts == job.restarts;
+        is_of_job && result.batch < batches && is_small
     }
 
     /// Counts an expected result; false if its batch was counted before.

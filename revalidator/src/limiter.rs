@@ -15,7 +15,6 @@ use url::Url;
 use crate::{
     client::{body, builder},
     engine::RETRY_PAUSE,
-    outcome::Response,
 };
 
 /// Timeout of a call; longer than the limiter delays a response.
@@ -97,13 +96,10 @@ impl Limiter {
         }
     }
 
-    /// Reports to the limiter a response that demands fewer requests.
-    pub async fn feedback(&self, counter: &str, response: &Response) {
-        let mut body = json!(response.limits);
-        body["status"] = response.status.into();
-        if let Some(fields) = body.as_object_mut() {
-            fields.retain(|_, value| !value.is_null());
-        }
+    /// Reports to the limiter a response with this status after which the job pauses for some milliseconds.
+    pub async fn feedback(&self, counter: &str, status: u16, pause: u64) {
+        let seconds = pause.div_ceil(1_000).to_string();
+        let body = json!({ "status": status, "retry_after": seconds });
         let result = self.call(counter, "feedback", &body).await;
         if let Err(error) = result.and_then(|it| Ok(it.error_for_status()?)) {
             tracing::debug!(%error, "failed to send feedback to the limiter");
@@ -134,8 +130,6 @@ impl Limiter {
 mod tests {
     use std::sync::Mutex;
 
-    use runtime::limit_headers::LimitHeaders;
-
     use super::*;
     use crate::test_server::serve;
 
@@ -162,19 +156,10 @@ mod tests {
         assert!(error.to_string().contains("invalid wait"), "{error}");
         limiter.reserve(counter).await;
         assert!(limiter.state().is_ok());
-        let response = Response {
-            status: 429,
-            limits: LimitHeaders {
-                retry_after: Some("30".to_owned()),
-                x_ratelimit_reset: Some("60".to_owned()),
-                ..LimitHeaders::default()
-            }
-            .into(),
-            ..Response::default()
-        };
-        limiter.feedback(counter, &response).await;
+        limiter.feedback(counter, 429, 29_001).await;
         let reserve = "/v1/limits/partner/x%20y%2Fz/reserve{\"max_wait\":30,\"wait\":true}";
-        let feedback = "/v1/limits/partner/x%20y%2Fz/feedback{\"retry_after\":\"30\",\"status\":429,\"x_ratelimit_reset\":\"60\"}";
+        let feedback =
+            "/v1/limits/partner/x%20y%2Fz/feedback{\"retry_after\":\"30\",\"status\":429}";
         assert_eq!(*calls.lock().unwrap(), [reserve, reserve, feedback]);
     }
 }

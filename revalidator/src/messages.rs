@@ -388,6 +388,9 @@ pub struct JobResult {
     /// Attempt of the batch.
     #[serde(default = "first_attempt")]
     pub attempt: u32,
+    /// Restarts of the job when the batch was sent.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub restarts: u32,
 }
 
 /// What the response of an origin means.

@@ -337,6 +337,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             job_id: batch.job_id.clone(),
             batch: batch.batch,
             attempt: batch.attempt,
+            restarts: batch.restarts,
         };
         let (payload, id) = (Bytes::from(serde_json::to_vec(&result)?), batch.id());
         let send = || worker.engine.send_result(self.id, &id, payload.clone());

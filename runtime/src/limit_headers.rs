@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// Resets from here on are Unix times in seconds; smaller ones are durations.
 const UNIX_SECONDS_MIN: u64 = 100_000_000;
@@ -21,7 +21,7 @@ const INVALID_ITEM: &str = "each item needs the numbers `r` and `t`";
 const INVALID_PAIR: &str = "only a number of remaining requests with a reset time has an effect; or, in a 429 without Retry-After, a reset time";
 
 /// Header fields of a response, unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "each field has the name of its header")]
 pub struct LimitHeaders {
     pub retry_after: Option<String>,

@@ -1,7 +1,7 @@
 //! Difference of two clocks, bounded by exchanges of messages. Does no I/O.
 //!
 //! A producer reads its clock after this host sent a request, and before this host received the response. So the bounds
-//! hold whatever the delays were.
+//! hold whatever the delays were. A newer measurement replaces the bounds, because clocks drift and can be set.
 
 /// Delay of a record that shows that its producer's clock was set ahead: more than usual, until the next measurement.
 const DELAY_MICROS: i64 = 1_000_000;
@@ -37,12 +37,6 @@ impl ClockOffset {
             max: max.min(self.max),
         }
     }
-
-    /// The bounds after a newer measurement. If they contradict each other, a clock was set, and the newer ones hold.
-    pub(super) fn narrowed_by(self, newer: Self) -> Self {
-        let (min, max) = (self.min.max(newer.min), self.max.min(newer.max));
-        if min <= max { Self { min, max } } else { newer }
-    }
 }
 
 #[cfg(test)]
@@ -50,18 +44,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_as_narrow_as_the_fastest_exchange_until_a_clock_is_set() {
+    fn bounds_hold_until_a_record_contradicts_them() {
         let offset = |min, max| ClockOffset { min, max };
-        let slow = ClockOffset::measured(1_000, 900, 9_000);
-        assert_eq!(slow, offset(100, 8_100));
-        let fast = ClockOffset::measured(20_000, 19_500, 20_600);
-        assert_eq!(slow.narrowed_by(fast), offset(500, 1_100));
-        assert_eq!(fast.narrowed_by(slow), offset(500, 1_100));
-        let set_ahead = ClockOffset::measured(30_000, 90_000, 30_100);
-        assert_eq!(set_ahead, offset(-60_000, -59_900));
-        assert_eq!(fast.narrowed_by(set_ahead), set_ahead);
-        assert_eq!(fast.after_arrival(2_000), fast);
-        assert_eq!(fast.after_arrival(700), offset(500, 700));
-        assert_eq!(fast.after_arrival(-60_000), offset(-1_060_000, -60_000));
+        let measured = ClockOffset::measured(20_000, 19_500, 20_600);
+        assert_eq!(measured, offset(500, 1_100));
+        assert_eq!(
+            ClockOffset::measured(30_000, 90_000, 30_100),
+            offset(-60_000, -59_900)
+        );
+        assert_eq!(measured.after_arrival(2_000), measured);
+        assert_eq!(measured.after_arrival(700), offset(500, 700));
+        assert_eq!(measured.after_arrival(-60_000), offset(-1_060_000, -60_000));
     }
 }

@@ -218,7 +218,7 @@ impl Producer {
 
     /// Records a measured difference of its clock.
     pub(super) fn measure(&mut self, newer: ClockOffset) {
-        self.offset = Some(self.offset.map_or(newer, |known| known.narrowed_by(newer)));
+        self.offset = Some(newer);
     }
 
     /// Adds lost cookies of an epoch; returns the total of the epoch.

@@ -1,5 +1,6 @@
 //! Confirms to a producer the sequence number up to which this node has stored its records: once a second while the
-//! position changes, and immediately when deletions become durable or take effect.
+//! position changes, and immediately when deletions become durable or take effect. Each reply measures the producer's clock, so the
+//! same position is confirmed again from time to time.
 
 use std::{net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 
@@ -12,6 +13,9 @@ use super::Context;
 
 /// Interval of confirmations of a changing position.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of confirmations of the same position.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Timeout for the producer's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,29 +65,28 @@ impl Confirmations {
     /// Sends confirmations until the future is dropped.
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
-        let (mut applied, mut reported) = (AppliedPosition::default(), None);
+        let mut applied = AppliedPosition::default();
+        let (mut reported, mut reported_at) = ((0, 0), Instant::now());
         let mut failing_since = None;
         loop {
             changes.mark_unchanged();
             let position = self.context.producers.durable(&self.producer);
-            if let Some((epoch, durable)) = position
-                && epoch == self.epoch
-            {
-                // The deletions are read after the position, so that they include all deletions up to it.
-                let applied = applied.advance(durable, &self.context.deletions.unapplied());
-                if reported != Some((durable, applied)) {
-                    let since = *failing_since.get_or_insert_with(Instant::now);
-                    match self.report(durable, applied).await {
-                        Ok(()) => {
-                            reported = Some((durable, applied));
-                            failing_since = None;
-                            self.set_failure(None);
-                        }
-                        Err(status) if since.elapsed() >= FAILURE_TIMEOUT => {
-                            self.set_failure(Some(&status));
-                        }
-                        Err(_) => {}
+            let durable = position.filter(|(epoch, _)| *epoch == self.epoch);
+            let durable = durable.map_or(0, |(_, durable)| durable);
+            // The deletions are read after the position, so that they include all deletions up to it.
+            let applied = applied.advance(durable, &self.context.deletions.unapplied());
+            if reported != (durable, applied) || reported_at.elapsed() >= CLOCK_INTERVAL {
+                let since = *failing_since.get_or_insert_with(Instant::now);
+                match self.report(durable, applied).await {
+                    Ok(()) => {
+                        (reported, reported_at) = ((durable, applied), Instant::now());
+                        failing_since = None;
+                        self.set_failure(None);
                     }
+                    Err(status) if since.elapsed() >= FAILURE_TIMEOUT => {
+                        self.set_failure(Some(&status));
+                    }
+                    Err(_) => {}
                 }
             }
             tokio::select! {

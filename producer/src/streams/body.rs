@@ -47,9 +47,22 @@ pub(super) struct Session {
 /// The next action of a body.
 enum Step {
     Data(Bytes),
-    /// The last event, and the status after it.
+    /// The last message, and the status after it.
     Last(Bytes, Status),
     End(Status),
+}
+
+impl MessageFormat {
+    fn end(&mut self, status: Status) -> Step {
+        let data = match self {
+            Self::Events(..) => None,
+            Self::Cookies(_, idle) => idle.end(),
+        };
+        match data {
+            Some(data) => Step::Last(data, status),
+            None => Step::End(status),
+        }
+    }
 }
 
 impl Session {
@@ -63,7 +76,7 @@ impl Session {
             let delivery = tokio::select! {
                 biased;
                 () = self.lease.superseded.cancelled() => {
-                    break Step::End(superseded());
+                    break self.format.end(superseded());
                 }
                 delivery = self.reader.next() => delivery,
             };
@@ -73,7 +86,7 @@ impl Session {
                     Delivery::Chunk { chunk, first } => {
                         Some(idle.complete(messages.of(chunk, *first)))
                     }
-                    Delivery::Idle { .. } => idle.heartbeat(),
+                    Delivery::Idle { .. } => idle.second(),
                     Delivery::Gap { .. } | Delivery::End { .. } => None,
                 },
             };
@@ -81,7 +94,7 @@ impl Session {
             self.lease.record(&delivery, bytes, self.reader.lag());
             match (data, &delivery) {
                 (Some(goodbye), Delivery::End { .. }) => break Step::Last(goodbye, draining()),
-                (None, Delivery::End { .. }) => break Step::End(draining()),
+                (None, Delivery::End { .. }) => break self.format.end(draining()),
                 // The chunk contains only deletions, and the reader did not request deletions.
                 (Some(data), _) if data.is_empty() => {}
                 (Some(data), _) => break Step::Data(data),
@@ -131,7 +144,7 @@ pub(super) struct StreamBody {
 enum BodyState {
     Hello(Bytes),
     Streaming,
-    /// The last event was sent; trailers with this status follow.
+    /// The last message was sent; trailers with this status follow.
     Ending(Status),
     Ended,
 }

@@ -2,14 +2,18 @@
 //!
 //! Only bytes of messages pass through a proxy, and every complete message is a cookie. So a heartbeat is a part of the next
 //! message, whose length is announced in advance: empty `padding` fields. The next cookie follows them, then padding up to the
-//! announced length. Clients see one message with one cookie.
+//! announced length. Clients see one message with one cookie. A stream that ends repeats its last cookie there, because some clients report
+//! a stream that ends inside a message as an error, whatever its status.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
 use super::{FRAME_PREFIX_BYTES, PADDING};
 
-/// Announced length of a message: enough for four hours with a heartbeat per second.
-const MESSAGE_BYTES: usize = 32 << 10;
+/// Seconds without a cookie after which a heartbeat is due: less than the idle timeout of any usual proxy.
+const INTERVAL: u32 = 5;
+
+/// Announced length of a message: enough for five hours.
+const MESSAGE_BYTES: usize = 8 << 10;
 
 /// Bytes of the announced length that heartbeats leave for the cookie and its padding.
 const RESERVED_BYTES: usize = 1 << 10;
@@ -25,14 +29,23 @@ const LAST_PADDING_BYTES: usize = 4;
 pub struct IdleMessage {
     /// Bytes until the announced length; 0 if no message is unfinished.
     remaining: usize,
+    /// Seconds since the last cookie.
+    idle: u32,
+    /// The last messages; only the last one if a message is unfinished.
+    last: Bytes,
 }
 
 impl IdleMessage {
-    /// The next heartbeat. `None` if the stream has been idle for hours.
-    pub fn heartbeat(&mut self) -> Option<Bytes> {
+    /// The heartbeat that is due, if any, after a second without a cookie. None is due if the stream has been idle for hours.
+    pub fn second(&mut self) -> Option<Bytes> {
+        self.idle += 1;
+        if self.idle % INTERVAL > 0 {
+            return None;
+        }
         let mut buffer = BytesMut::new();
         if self.remaining == 0 {
             self.remaining = MESSAGE_BYTES;
+            self.last = Bytes::copy_from_slice(last_message(&self.last));
             buffer.put_u8(0);
             buffer.put_u32(u32::try_from(MESSAGE_BYTES).expect("a few KiB"));
         } else if self.remaining < RESERVED_BYTES + HEARTBEAT.len() {
@@ -45,15 +58,17 @@ impl IdleMessage {
 
     /// The bytes of `messages`, of which the first completes the unfinished one, if any.
     pub fn complete(&mut self, messages: Bytes) -> Bytes {
-        if self.remaining == 0 || messages.is_empty() {
+        if messages.is_empty() {
+            return messages;
+        }
+        (self.idle, self.last) = (0, messages.clone());
+        if self.remaining == 0 {
             return messages;
         }
         let remaining = std::mem::take(&mut self.remaining);
-        let (prefix, rest) = messages.split_at(FRAME_PREFIX_BYTES);
-        let length = prefix[1..].iter();
-        let length = length.fold(0, |length, byte| length << 8 | usize::from(*byte));
-        let (first, rest) = rest.split_at(length);
-        let zeros = remaining - length - LAST_PADDING_BYTES;
+        let (first, rest) = messages.split_at(message_bytes(&messages));
+        let first = &first[FRAME_PREFIX_BYTES..];
+        let zeros = remaining - first.len() - LAST_PADDING_BYTES;
         let mut buffer = BytesMut::with_capacity(remaining + rest.len());
         buffer.put_slice(first);
         // A length of three bytes in any case, so that every number of zeros is possible.
@@ -66,6 +81,31 @@ impl IdleMessage {
         buffer.put_slice(rest);
         buffer.freeze()
     }
+
+    /// The bytes that complete the unfinished message before the stream ends: its last cookie again. `None` without an unfinished
+    /// message, or if the stream has had no cookie.
+    pub fn end(&mut self) -> Option<Bytes> {
+        let last = std::mem::take(&mut self.last);
+        (self.remaining > 0 && !last.is_empty()).then(|| self.complete(last))
+    }
+}
+
+/// Length of the first message with its prefix.
+fn message_bytes(messages: &[u8]) -> usize {
+    let length = messages[1..FRAME_PREFIX_BYTES].iter();
+    FRAME_PREFIX_BYTES + length.fold(0, |length, byte| length << 8 | usize::from(*byte))
+}
+
+/// The last one of messages; empty without messages.
+fn last_message(mut messages: &[u8]) -> &[u8] {
+    while !messages.is_empty() {
+        let (first, rest) = messages.split_at(message_bytes(messages));
+        if rest.is_empty() {
+            return first;
+        }
+        messages = rest;
+    }
+    messages
 }
 
 #[cfg(test)]
@@ -104,7 +144,8 @@ mod tests {
         let two = [message("alice"), message("bob")].concat();
         for heartbeats in [0, 1, 2, 77, 20_000] {
             let mut idle = IdleMessage::default();
-            let beats: Vec<_> = (0..heartbeats).map_while(|_| idle.heartbeat()).collect();
+            let seconds = 0..heartbeats * usize::try_from(INTERVAL).unwrap();
+            let beats: Vec<_> = seconds.filter_map(|_| idle.second()).collect();
             assert_eq!(beats.len() < heartbeats, heartbeats == 20_000);
             let mut sent = beats.concat();
             // Only deletions, which are omitted.
@@ -113,9 +154,28 @@ mod tests {
             assert_eq!(users(&sent), ["alice", "bob"], "{heartbeats}");
             let next = message(&"u".repeat(64));
             assert_eq!(idle.complete(next.clone()), next);
-            sent = idle.heartbeat().unwrap().to_vec();
+            sent = beat(&mut idle);
             sent.extend_from_slice(&idle.complete(next));
             assert_eq!(users(&sent), ["u".repeat(64)]);
         }
+    }
+
+    fn beat(idle: &mut IdleMessage) -> Vec<u8> {
+        let mut beats = (0..INTERVAL).filter_map(|_| idle.second());
+        beats.next().unwrap().to_vec()
+    }
+
+    #[test]
+    fn idle_stream_ends_with_its_last_cookie() {
+        let mut idle = IdleMessage::default();
+        let two: Bytes = [message("alice"), message("bob")].concat().into();
+        assert_eq!(idle.complete(two.clone()), two);
+        assert_eq!(IdleMessage::default().end(), None);
+        let mut sent = beat(&mut idle);
+        sent.extend_from_slice(&idle.end().unwrap());
+        assert_eq!(users(&sent), ["bob"]);
+        assert_eq!(idle.end(), None);
+        beat(&mut idle);
+        assert_eq!(IdleMessage::default().end(), None);
     }
 }

@@ -10,6 +10,7 @@ use std::{
 
 use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use runtime::open_files;
 use tokio::net::lookup_host;
 use url::{Host, Url};
 
@@ -21,9 +22,11 @@ use crate::{
 
 /// HTTP client of an application.
 pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, String> {
+    // Idle connections of 16 hosts need no more files than are reserved.
+    let idle_max = settings.concurrency.max.min(open_files::of_store() / 16);
     let builder = builder()
         .dns_resolver(Resolver(Arc::clone(settings)))
-        .pool_max_idle_per_host(settings.concurrency.max);
+        .pool_max_idle_per_host(idle_max);
     let client = trust(builder, settings.ca_file.as_deref())?.build();
     client.map_err(|error| error.to_string())
 }

@@ -278,6 +278,7 @@ fn result(batch: u64, attempt: u32, outcomes: &[Outcome]) -> JobResult {
         job_id: "a".to_owned(),
         batch,
         attempt,
+        restarts: 0,
     }
 }
 

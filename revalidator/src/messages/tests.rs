@@ -131,6 +131,7 @@ fn batch_and_result_have_the_field_names_of_the_paper() {
         job_id: "a-1".to_owned(),
         batch: 4,
         attempt: 2,
+        restarts: 0,
     };
     let value = serde_json::to_value(&result).unwrap();
     let one = &value["results"][0];

@@ -32,6 +32,7 @@ fn batch(number: u64, attempt: u32, results: Vec<AssetResult>) -> JobResult {
         job_id: "a".to_owned(),
         batch: number,
         attempt,
+        restarts: 0,
     }
 }
 

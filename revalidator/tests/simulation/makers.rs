@@ -68,6 +68,7 @@ fn result(job: &str, batch: u64, attempt: u32, assets: usize) -> JobResult {
         job_id: job.to_owned(),
         batch,
         attempt,
+        restarts: 0,
     }
 }
 

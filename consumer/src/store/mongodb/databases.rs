@@ -18,7 +18,7 @@ use super::{
     COOKIES, MongodbStore,
     command::CollectionId,
     connection::{Connection, primary, run},
-    error_class::{Failure, code},
+    error_class::{Failure, UNKNOWN_FIELD, code},
 };
 use crate::store::StoreError;
 
@@ -177,8 +177,8 @@ pub(super) async fn collection_id(
             "collectionUUID": uuid.cloned(),
         };
         match database.run_command(find).await {
-            Err(error) if code(&error).is_none() => Err(error),
-            Err(_) => Ok(Some(None)),
+            Err(error) if code(&error) == Some(UNKNOWN_FIELD) => Ok(Some(None)),
+            Err(error) => Err(error),
             Ok(_) => Ok(Some(uuid.and_then(bytes))),
         }
     });

@@ -31,6 +31,8 @@ const REJECTED_CODES: [i32; 18] = [
 
 /// The collection of a command does not exist, or is a different one.
 const COLLECTION_UUID_MISMATCH: i32 = 361;
+/// A server before 6.0 does not know an option of a command.
+pub(super) const UNKNOWN_FIELD: i32 = 40_415;
 
 /// Why cookies of a DSP were not written.
 #[derive(Debug)]

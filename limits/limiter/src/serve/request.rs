@@ -334,7 +334,7 @@ struct Increment {
     at: Option<Time>,
 }
 
-/// Seconds since 1970, or a text with them or a time of RFC 3339.
+/// Seconds since 1970, or a time of RFC 3339.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Time {
@@ -350,7 +350,7 @@ impl Increment {
             Some(Time::Seconds(seconds)) => *seconds,
             Some(Time::Text(text)) => match text.parse::<Timestamp>() {
                 Ok(at) => return Ok(Some(nanos(at))),
-                Err(_) => text.parse().unwrap_or(f64::NAN),
+                Err(_) => f64::NAN,
             },
         };
         if !seconds.is_finite() {
@@ -472,7 +472,6 @@ mod tests {
             ("\"1960-01-01T00:00:00Z\"", 0),
             ("1700000000", 1_700_000_000_000_000_000),
             ("1700000000.5", 1_700_000_000_500_000_000),
-            ("\"1700000000\"", 1_700_000_000_000_000_000),
             ("-1", 0),
             ("1e300", u64::MAX),
         ] {
@@ -480,7 +479,15 @@ mod tests {
             let increment: Increment = read(body.as_bytes()).unwrap();
             assert_eq!(increment.at().unwrap(), Some(expected), "{at}");
         }
-        for invalid in ["\"now\"", "\"\"", "\"NaN\"", "\"inf\"", "true", "[]"] {
+        for invalid in [
+            "\"now\"",
+            "\"1700000000\"",
+            "\"\"",
+            "\"NaN\"",
+            "\"inf\"",
+            "true",
+            "[]",
+        ] {
             let body = format!("{{\"at\": {invalid}}}");
             assert!(
                 call(Endpoint::Increment, "", body.as_bytes()).is_err(),

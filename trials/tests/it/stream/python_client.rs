@@ -64,7 +64,7 @@ async fn python_client_reads_both_streams() -> Result<()> {
     Ok(())
 }
 
-/// An idle stream passes through a proxy that closes idle connections after three seconds.
+/// An idle stream passes through a proxy that closes idle connections after eight seconds, and ends with its status.
 #[tokio::test]
 async fn idle_stream_is_not_closed_by_a_proxy() -> Result<()> {
     let Some(haproxy) = installed_or_skip(&["haproxy"]) else {
@@ -77,7 +77,7 @@ async fn idle_stream_is_not_closed_by_a_proxy() -> Result<()> {
     let file = dir.path().join("haproxy.cfg");
     let server = producer.grpc.trim_start_matches("http://");
     let configuration = format!(
-        "defaults\n  mode http\n  timeout connect 2s\n  timeout client 3s\n  timeout server 3s\n\
+        "defaults\n  mode http\n  timeout connect 2s\n  timeout client 8s\n  timeout server 8s\n\
          listen grpc\n  bind {address} proto h2\n  server one {server} proto h2\n"
     );
     fs::write(&file, configuration)?;
@@ -103,7 +103,7 @@ async fn idle_stream_is_not_closed_by_a_proxy() -> Result<()> {
         anyhow::Ok(metrics.count(name, &[("subscriber", "idle")]))
     };
     let sent = async || count("producer_subscriber_sent_bytes_total").await;
-    for (number, heartbeats) in [(1, 8), (2, 6)] {
+    for (number, heartbeats) in [(1, 2), (2, 0)] {
         let before = sent().await?;
         wait_until(TIMEOUT, "heartbeats were sent", async || {
             Ok(sent().await? >= before + 5 + 2 * heartbeats)
@@ -116,12 +116,18 @@ async fn idle_stream_is_not_closed_by_a_proxy() -> Result<()> {
         ensure!(line.contains(&user_id), "{line}");
     }
     ensure!(count("producer_subscriber_streams_total").await? == 1);
-    // The end of a stream inside a message is an ordinary end for a client.
+    let before = sent().await?;
+    wait_until(TIMEOUT, "a heartbeat was sent", async || {
+        Ok(sent().await? > before)
+    })
+    .await?;
     producer.process.stop(TIMEOUT).await?;
+    let repeated = within_timeout("the last cookie is repeated", lines.next_line()).await??;
+    ensure!(repeated.is_some_and(|it| it.contains(&numbered_cookie(2).0)));
     client.start_kill()?;
     let output = client.wait_with_output().await?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(!errors.contains("Traceback"), "{errors}");
+    ensure!(errors.contains("the producer is shutting down"), "{errors}");
     Ok(())
 }
 
