@@ -23,6 +23,7 @@
 //! Only [`app`] uses all of them. Only [`config`] reads the environment.
 
 pub mod clock;
+pub mod clock_offset;
 pub mod config;
 pub mod ttl;
 

@@ -11,7 +11,6 @@
 //!
 //! Each chunk takes this lock three times, but never across an await. Commits, scrapes and pages also take this lock.
 
-mod clock_offset;
 mod completeness;
 mod producer;
 mod table;
@@ -27,11 +26,10 @@ use tokio::{
 
 use self::table::{AddressKey, Table};
 pub use self::{
-    clock_offset::ClockOffset,
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
-    table::{Address, CLOCK_AHEAD_MICROS_MAX, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
+    table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
-use crate::{batch::Cursor, clock::extrapolate};
+use crate::{batch::Cursor, clock::extrapolate, clock_offset::ClockOffset};
 
 /// Time after the start in which producers should have connected. Those that no longer exist delay the others until then.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(3);

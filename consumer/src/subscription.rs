@@ -1,7 +1,7 @@
 //! Subscription to one producer address: connects, resumes, checks sequence numbers, and pushes received items into the [`buffer`].
 //!
-//! Reading waits only while the buffer is full. A lost stream is reopened with backoff. The first message after `Hello`
-//! resets the backoff; a connection does not. The stream resumes after the last *pushed* item. After a restart of this
+//! Reading waits only while the buffer is full. A lost stream is reopened with backoff. Messages after `Hello` reset the
+//! backoff if the stream has lasted for some seconds. The stream resumes after the last *pushed* item. After a restart of this
 //! process, it resumes from the cursors in the store.
 //!
 //! This module logs only state changes (connected, disconnected, rejected), not connection attempts.
@@ -58,6 +58,9 @@ const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Minimum time between two gap warnings. Further gaps are logged at `debug`; all are counted.
 const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Duration of a stream after which its messages reset the backoff.
+const PROGRESS_TIME: Duration = Duration::from_secs(5);
 
 /// Minimum wait for a heartbeat, in microseconds. After a shorter wait, it may come from a buffer of the connection.
 const HEARTBEAT_WAIT_MICROS: u64 = 50_000;
@@ -259,7 +262,7 @@ impl Subscription {
         // Ends with the stream.
         let mut tasks = JoinSet::new();
         tasks.spawn(confirmations.run());
-        let mut has_event = false;
+        let (mut has_event, opened) = (false, Instant::now());
         loop {
             let began = unix_micros();
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
@@ -280,8 +283,8 @@ impl Subscription {
             }
             let handled = self.handle(received, began, &mut position, &mut guard);
             handled.await?;
-            // Times to live follow each `Hello`, so they do not count as progress. All other valid messages do.
-            if !is_ttls {
+            // Otherwise, a faulty producer that ends each stream would be called without pauses.
+            if opened.elapsed() >= PROGRESS_TIME {
                 self.backoff.reset();
             }
         }

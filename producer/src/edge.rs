@@ -213,7 +213,7 @@ impl Edge {
         let (buyer_uid, cookie) = match stated.cookie(user_id, self.uid.mints()) {
             Ok(found) => found,
             Err(rejection) => {
-                let rejection = contract.refusal_of_invalid(rejection, stated.buyer_uid.sent);
+                let rejection = contract.refusal_of_invalid(rejection, stated.buyer_uid.text);
                 let answer = response::answer_to_refused(rejection, contract, format);
                 return refused(Some(dsp_id), rejection, answer, read);
             }

@@ -28,7 +28,7 @@ use tokio::time::timeout;
 
 /// Limits of the port, and of other ports for operators.
 pub const LIMITS: Limits = Limits {
-    connections_max: 256,
+    connections_max: open_files::ADMIN_CONNECTIONS_MAX,
     // Reserves connections for probes while a bidder opens many lookup connections from one address.
     connections_per_address_max: Some(192),
     request_timeout: Some(Duration::from_secs(10)),

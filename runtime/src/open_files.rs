@@ -5,13 +5,16 @@
 
 use anyhow::ensure;
 
-use crate::{admin, raise_open_files};
+use crate::raise_open_files;
 
 /// Minimum open-file limit. With fewer files, the share of a port would be too small.
 const FILES_MIN: usize = 256;
 
 /// Files reserved for other purposes, or a quarter of all files if that is less.
 const OTHER_FILES: usize = 512;
+
+/// Maximum number of connections to the admin port.
+pub(crate) const ADMIN_CONNECTIONS_MAX: usize = 256;
 
 /// Maximum files that a store keeps open.
 const STORE_FILES_MAX: usize = 900;
@@ -39,9 +42,9 @@ pub fn of_store() -> usize {
     (limit() / 4).min(STORE_FILES_MAX)
 }
 
-/// Maximum number of connections to the admin port.
+/// Maximum number of connections to the admin port under the open-file limit.
 pub(crate) fn of_admin() -> usize {
-    (limit() / 8).min(admin::LIMITS.connections_max)
+    (limit() / 8).min(ADMIN_CONNECTIONS_MAX)
 }
 
 /// Numbers of connections, given by name and configured maximum, reduced if the open-file limit is too low. The process also has

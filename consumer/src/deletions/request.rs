@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::producers::ClockOffset;
+use crate::clock_offset::ClockOffset;
 
 /// A cookie that arrives from a producer.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! State of one producer: its received, durable and newest known positions. Does no I/O.
 
-use super::{clock_offset::ClockOffset, completeness::Completeness};
-use crate::batch::Cursor;
+use super::completeness::Completeness;
+use crate::{batch::Cursor, clock_offset::ClockOffset};
 
 /// State of a producer.
 #[derive(Debug, Default)]

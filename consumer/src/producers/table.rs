@@ -8,14 +8,11 @@ use std::{
 
 use proto::limits::CURSORS_MAX;
 
-use super::{
-    clock_offset::ClockOffset,
-    producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus},
+use super::producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus};
+use crate::{
+    batch::Cursor,
+    clock_offset::{CLOCK_AHEAD_MICROS_MAX, ClockOffset},
 };
-use crate::batch::Cursor;
-
-/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
-pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Maximum number of producers in a snapshot. Producers with an address are always included.
 pub const PRODUCER_SERIES_MAX: usize = 256;

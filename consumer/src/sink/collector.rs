@@ -14,10 +14,11 @@ use super::{BatchSender, Failure};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
+    clock_offset::{CLOCK_AHEAD_MICROS_MAX, ClockOffset},
     deletions::{Arriving, Deletion, Deletions, Request},
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
-    producers::{CLOCK_AHEAD_MICROS_MAX, ClockOffset, Producers},
+    producers::Producers,
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
     ttl::Ttls,

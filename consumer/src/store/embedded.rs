@@ -7,7 +7,8 @@
 //! Cookies, the acceptance time of the newest one, and cursors are written atomically, and synced before
 //! [`Cookies::write`] returns. A failed sync breaks the store permanently, because the content of the disk is known only
 //! after reopening it. A failure of fjall's background threads, which flush and compact, has the same effect. The next
-//! ping detects this failure, even while a write waits for the threads.
+//! ping detects this failure, even while a write waits for the threads. The removal of the directory breaks the store, too: the
+//! files that are still open would be lost with the process.
 //!
 //! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry causes
 //! no extra I/O. While the expiry window is open, the current time determines which cookies compactions delete. After the
@@ -24,7 +25,9 @@ mod upkeep;
 
 use std::{
     collections::BTreeSet,
+    io,
     ops::ControlFlow,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
@@ -70,6 +73,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// keep up with any producer.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
 
+/// A file of fjall in each store.
+const FILE: &str = "version";
+
 const COOKIES: &str = "cookies";
 const META: &str = "meta";
 
@@ -90,6 +96,8 @@ struct Inner {
     /// DSPs with cookies.
     slots: Mutex<BTreeSet<u32>>,
     expiry: ExpiryFilter,
+    /// [`FILE`], and its inode.
+    file: (PathBuf, u64),
 }
 
 /// Parameters that tests change.
@@ -279,6 +287,8 @@ impl Inner {
                 "{path} has the format of another version of this program; choose another directory with --store"
             ),
         }
+        let file = dir.join(FILE);
+        let inode = file.metadata()?.ino();
         let newest = match meta.get(NEWEST_KEY)? {
             Some(newest) => be_u64(&newest).unwrap_or(u64::MAX),
             None => 0,
@@ -296,6 +306,7 @@ impl Inner {
             recent: Mutex::new(RecentPairs::new(newest)),
             slots: Mutex::new(slots),
             expiry,
+            file: (file, inode),
         })
     }
 
@@ -345,7 +356,21 @@ impl Inner {
             writes.insert(&self.meta, NEWEST_KEY, recent.newest().to_be_bytes());
         }
         writes.commit()?;
+        self.check_in_place()?;
         Ok(done)
+    }
+
+    /// Fails if the directory was removed or replaced.
+    fn check_in_place(&self) -> io::Result<()> {
+        let (file, inode) = &self.file;
+        let found = file.metadata().map(|it| it.ino());
+        match found {
+            Ok(found) if found == *inode => Ok(()),
+            _ => Err(io::Error::other(format!(
+                "{} was removed or replaced",
+                file.display()
+            ))),
+        }
     }
 
     fn synced_writes(&self, capacity: usize) -> OwnedWriteBatch {

@@ -32,8 +32,6 @@ pub enum Undecodable {
 /// The value of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value<'a> {
-    /// As sent.
-    pub sent: &'a str,
     /// The decoded value. An invalid escape stays in it, and so does each escape of a value that is not UTF-8: thus it contains a
     /// percent sign, which no privacy signal may contain.
     pub text: &'a str,
@@ -166,7 +164,6 @@ impl<'a> Value<'a> {
     /// A value without escapes.
     pub(super) fn plain(text: &'a str) -> Self {
         Self {
-            sent: text,
             text,
             undecodable: None,
         }

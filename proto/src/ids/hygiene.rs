@@ -127,7 +127,8 @@ fn flaw_of_plain(text: &str, macros: &[String]) -> Option<Flaw> {
     if is_sentinel(open, core) {
         return Some(Flaw::Sentinel);
     }
-    let is_known = WORDS.contains(&core) || macros.iter().any(|it| it == text);
+    let is_word = core.len() <= 15 && WORDS.contains(&core);
+    let is_known = is_word || macros.iter().any(|it| it == text);
     let is_macro = is_known || (!open.is_empty() && is_enclosed_name(open, core, close));
     is_macro.then_some(Flaw::Macro)
 }
@@ -149,9 +150,9 @@ fn is_outer(character: char) -> bool {
 fn is_sentinel(open: &str, core: &str) -> bool {
     // Usually false at the first character. Without a letter or digit, it is true.
     let is_zero = core.chars().all(|it| it == '0' || is_outer(it));
-    is_zero
-        || (core == "1" && open.ends_with('-'))
-        || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core))
+    // Most ids are longer.
+    let is_known = || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core));
+    is_zero || (core == "1" && open.ends_with('-')) || (core.len() <= 13 && is_known())
 }
 
 /// Whether a name between delimiters is a macro: in capitals between two equal delimiters or behind a prefix, in any case between

@@ -39,7 +39,7 @@ impl IdleMessage {
     /// The heartbeat that is due, if any, after a second without a cookie. None is due if the stream has been idle for hours.
     pub fn second(&mut self) -> Option<Bytes> {
         self.idle += 1;
-        if self.idle % INTERVAL > 0 {
+        if !self.idle.is_multiple_of(INTERVAL) {
             return None;
         }
         let mut buffer = BytesMut::new();

@@ -24,10 +24,16 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// These limits with another maximum number of connections.
+    /// These limits with another maximum number of connections, of which one address has at most three quarters.
     #[must_use]
     pub const fn with(mut self, connections_max: usize) -> Self {
         self.connections_max = connections_max;
+        let each = connections_max.saturating_sub(connections_max / 4);
+        if let Some(max) = self.connections_per_address_max
+            && max > each
+        {
+            self.connections_per_address_max = Some(each);
+        }
         self
     }
 

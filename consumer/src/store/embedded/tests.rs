@@ -57,6 +57,17 @@ fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
 }
 
 #[tokio::test]
+async fn cookies_are_not_stored_once_the_directory_is_removed() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    write(&store, NOW, &[("u", 1, "a")]).await;
+    std::fs::remove_dir_all(dir.path()).unwrap();
+    let batch = Arc::new(batch(&[chunk(1, NOW, &[("v", 1, "b")])]));
+    let error = store.write(batch).await.unwrap_err().to_string();
+    assert!(error.contains("was removed or replaced"), "{error}");
+}
+
+#[tokio::test]
 async fn store_opens_after_a_kill_during_its_creation() {
     let dir = TempDir::new().unwrap();
     drop(open(&dir).await);

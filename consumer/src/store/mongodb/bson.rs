@@ -60,6 +60,7 @@ impl Bson {
     }
 
     /// Ends the document at offset `at`.
+    #[inline]
     pub(super) fn end(&mut self, at: usize) {
         self.0.push(0);
         let length = i32::try_from(self.0.len() - at).expect("commands are split below 16 MiB");
@@ -79,6 +80,7 @@ impl Bson {
     }
 
     /// Appends a string. `value` must be UTF-8, like all strings of a batch.
+    #[inline]
     pub(super) fn string(&mut self, key: impl Key, value: &[u8]) {
         self.key(STRING, key);
         let length = i32::try_from(value.len() + 1).expect("strings are short");
@@ -88,6 +90,7 @@ impl Bson {
     }
 
     /// Appends a date, which has a resolution of milliseconds.
+    #[inline]
     pub(super) fn date(&mut self, key: impl Key, unix_micros: u64) {
         self.key(DATE, key);
         self.0.extend_from_slice(&millis(unix_micros).to_le_bytes());
@@ -106,11 +109,14 @@ impl Bson {
         self.0.extend_from_slice(&value);
     }
 
+    #[inline]
     pub(super) fn int(&mut self, key: impl Key, value: i32) {
         self.key(INT, key);
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
+    #[expect(clippy::inline_always, reason = "several calls for each cookie")]
+    #[inline(always)]
     fn key(&mut self, kind: u8, key: impl Key) {
         self.0.push(kind);
         key.put(&mut self.0);

@@ -9,7 +9,7 @@ pub struct Signals<'a> {
     pub opted_out: bool,
     /// The value of the header `Sec-GPC` is exactly `1`.
     pub gpc: bool,
-    /// The country in the header that [`Config::country_header`] names.
+    /// The country in the header that [`Config::country_header`](super::Config::country_header) names.
     pub country: Option<Country>,
     /// Whether the page is directed to children: `0` or `1`.
     pub coppa: &'a str,

@@ -73,7 +73,7 @@ pub struct ApiArgs {
     )]
     pub connections: usize,
 
-    /// Maximum number of connections to the API port from one address
+    /// Maximum number of connections to the API port from one address; at most three quarters of --connections
     #[arg(
         long,
         value_name = "COUNT",

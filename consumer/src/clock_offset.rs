@@ -3,6 +3,9 @@
 //! A producer reads its clock after this host sent a request, and before this host received the response. So the bounds
 //! hold whatever the delays were. A newer measurement replaces the bounds, because clocks drift and can be set.
 
+/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
+pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
+
 /// Delay of a record that shows that its producer's clock was set ahead: more than usual, until the next measurement.
 const DELAY_MICROS: i64 = 1_000_000;
 
@@ -27,7 +30,8 @@ impl ClockOffset {
 
     /// The bounds after the arrival of a record: this host's clock was ahead of the record's time by `max`. If that contradicts
     /// the minimum, the producer's clock was set ahead.
-    pub(super) fn after_arrival(self, max: i64) -> Self {
+    #[must_use]
+    pub fn after_arrival(self, max: i64) -> Self {
         Self {
             min: if max < self.min {
                 max.saturating_sub(DELAY_MICROS)
