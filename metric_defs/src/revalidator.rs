@@ -30,7 +30,7 @@ pub const REMOVED: MetricDef = MetricDef::counter(
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(
     "revalidator_held_back_total",
-    "Objects kept because their batch would otherwise have removed a larger fraction than the application's setting `brake` allows.",
+    "Objects kept because their batch would otherwise have removed a larger fraction than the application's setting `max_removals` allows.",
 )
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(

@@ -57,7 +57,7 @@ pub struct Progress {
 }
 
 impl<O: Origin> Checker<O> {
-    /// Checks the remaining assets of a batch and stores changed objects, then removes up to the fraction `brake` of the objects. Sends
+    /// Checks the remaining assets of a batch and stores changed objects, then removes up to the fraction `max_removals` of the objects. Sends
     /// no requests after a throttled one. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
     ///
     /// # Errors
@@ -127,14 +127,15 @@ impl<O: Origin> Checker<O> {
         };
         let outcomes: Vec<_> = results.iter().map(matches::judged).collect();
         results.iter().for_each(|it| self.count(app, it.outcome));
-        let judged =
-            judge(&outcomes, batch.attempt, app.settings.brake).map_err(|(reason, outcome)| {
+        let judged = judge(&outcomes, batch.attempt, app.settings.max_removals).map_err(
+            |(reason, outcome)| {
                 let statuses = std::mem::take(progress).statuses;
                 (
                     format!("{reason} ({})", statuses_of(&statuses, outcome)),
                     None,
                 )
-            });
+            },
+        );
         let mut removals_left = judged?;
         if let Some(cookies) = cookies {
             let published = matches::publish(cookies, assets, &mut results).await;
@@ -143,7 +144,7 @@ impl<O: Origin> Checker<O> {
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
         for result in &mut results {
             let is_removal = is_removal(result.outcome, batch.attempt, allow, drops_failed);
-            // For matches, the brake limits new notes of missing matches, but not the later removals.
+            // For matches, `max_removals` limits new notes of missing matches, but not the later removals.
             let (is_limited, is_due) = match cookies {
                 None => (is_removal, is_removal),
                 Some(_) if is_first_sighting(result) => (true, false),

@@ -230,14 +230,14 @@ pub fn correct(job: &mut JobStatus, now: u64) -> bool {
     *job != before
 }
 
-/// Judges the outcomes of a batch. Returns how many of its objects may be removed: at most the fraction `brake`.
+/// Judges the outcomes of a batch. Returns how many of its objects may be removed: at most the fraction `max_removals`.
 ///
 /// # Errors
 /// The reason to suspend the job, and the outcome that is the cause. Nothing is then reported or removed.
 pub fn judge(
     outcomes: &[Outcome],
     attempt: u32,
-    brake: f64,
+    max_removals: f64,
 ) -> Result<usize, (&'static str, Outcome)> {
     let count = |of: Outcome| outcomes.iter().filter(|it| **it == of).count();
     let is_part = |count: usize| count >= SUSPENDING_ASSETS_MIN && 2 * count >= outcomes.len();
@@ -262,7 +262,7 @@ pub fn judge(
     }
     // URLs that were not requested must not permit further removals.
     let requested = outcomes.len() - count(Outcome::Unexpected);
-    Ok(removals_max(requested, brake))
+    Ok(removals_max(requested, max_removals))
 }
 
 /// The maximum number of `objects` that may be removed.
@@ -272,8 +272,8 @@ pub fn judge(
     clippy::cast_precision_loss,
     reason = "a fraction of a small number"
 )]
-pub fn removals_max(objects: usize, brake: f64) -> usize {
-    (objects as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize
+pub fn removals_max(objects: usize, max_removals: f64) -> usize {
+    (objects as f64 * max_removals.clamp(0.0, 1.0) + 1e-9).floor() as usize
 }
 
 /// Whether the object of a result is to be removed.

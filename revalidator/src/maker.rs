@@ -99,7 +99,7 @@ impl<E: Engine> Maker<E> {
             }
             if self.mirror.is_current() {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
-                let kept = self.keep_house(&mut last_run).await;
+                let kept = self.run_housekeeping(&mut last_run).await;
                 if let Err(error) = taken.and(kept) {
                     tracing::debug!(error = format!("{error:#}"), "failed to start or end jobs");
                 }
@@ -397,9 +397,9 @@ impl<E: Engine> Maker<E> {
             return self.end_cancelled(id, None).await;
         }
         if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
-            let brake = match job.permitted(app.settings.allow_delete) {
+            let max_removals = match job.permitted(app.settings.allow_delete) {
                 AllowDelete::None => 0.0,
-                _ => app.settings.brake,
+                _ => app.settings.max_removals,
             };
             let selection = selection(job, app);
             let permit = Arc::clone(&self.write_back).acquire_owned().await;
@@ -408,7 +408,9 @@ impl<E: Engine> Maker<E> {
             let _end = ended.clone().drop_guard();
             let write = move || {
                 let _permit = permit;
-                source::write_back(&path, &selection, brake, counted, || !ended.is_cancelled())
+                source::write_back(&path, &selection, max_removals, counted, || {
+                    !ended.is_cancelled()
+                })
             };
             spawn_blocking(write).await??;
         }

@@ -252,7 +252,7 @@ pub struct Counts {
     pub gone: u64,
     /// Assets whose object was removed.
     pub deleted: u64,
-    /// Assets whose object was not removed because of the setting `brake`.
+    /// Assets whose object was not removed because of the setting `max_removals`.
     pub held_back: u64,
     /// Assets whose requests failed twice.
     pub failed: u64,
@@ -440,7 +440,7 @@ pub struct AssetResult {
     pub was_stale: bool,
     /// What the response means.
     pub outcome: Outcome,
-    /// Whether the setting `brake` prevented the removal of the object.
+    /// Whether the setting `max_removals` prevented the removal of the object.
     pub held_back: bool,
 }
 

@@ -25,7 +25,7 @@ pub struct Metrics {
     pub response_seconds: HistogramVec,
     /// Removed objects by application.
     pub removed: IntCounterVec,
-    /// Objects kept because of the setting `brake`, by application.
+    /// Objects kept because of the setting `max_removals`, by application.
     pub held_back: IntCounterVec,
     /// Batches whose result was published before.
     pub batches_repeated: IntCounter,

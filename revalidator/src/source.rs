@@ -187,7 +187,7 @@ impl Lines {
     }
 }
 
-/// Writes the results of a job into a copy of the file, which then replaces the file. At most a fraction `brake` of the selected
+/// Writes the results of a job into a copy of the file, which then replaces the file. At most a fraction `max_removals` of the selected
 /// lines is removed, because results may come from any client of the broker.
 ///
 /// # Errors
@@ -195,7 +195,7 @@ impl Lines {
 pub fn write_back(
     path: &Path,
     selection: &Selection,
-    brake: f64,
+    max_removals: f64,
     mut results: ResultFile,
     is_maker: impl FnOnce() -> bool,
 ) -> Result<()> {
@@ -204,7 +204,7 @@ pub fn write_back(
     while let Some(line) = lines.next()? {
         selected += usize::from(parse(line).is_ok_and(|it| selection.select(it).is_some()));
     }
-    let mut removals = removals_max(selected, brake);
+    let mut removals = removals_max(selected, max_removals);
     lines = Lines::open(path, 0)?;
     let permissions = lines.reader.get_ref().metadata()?.permissions();
     let copy = NamedTempFile::new_in(directory(path))?;

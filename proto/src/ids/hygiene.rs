@@ -1,8 +1,8 @@
 //! Finds buyer uids that are not ids: macros that an ad server did not replace, and placeholders for a missing id.
 //!
 //! Template languages repeat and mix their delimiters: `[[UID]]`, `{$UID}`, `*|UID|*`. Therefore no list of them is complete, and
-//! the rules are general: no id contains a bracket, a dollar, or more than one percent sign; and characters around a value other than letters
-//! and digits do not make a sentinel an id.
+//! the rules are general: no id contains a bracket, a dollar, or more than one percent sign; and punctuation around a value does not
+//! make a sentinel an id.
 //!
 //! An ordinary id costs one vectorized pass over its bytes and a few comparisons. Only a value with a character that macros use is
 //! copied, without its escapes, and examined further; this takes linear time.
@@ -143,13 +143,31 @@ fn parts(text: &str) -> (&str, &str, &str) {
 }
 
 fn is_outer(character: char) -> bool {
-    !character.is_alphanumeric()
+    match character.is_ascii() {
+        true => !character.is_ascii_alphanumeric(),
+        false => is_blank(character),
+    }
+}
+
+/// Whether the character is a quote, a space, or invisible.
+fn is_blank(character: char) -> bool {
+    match character {
+        '"' | '\'' | '`' | '\\' | ' ' | '\u{ab}' | '\u{ad}' | '\u{b4}' | '\u{bb}' => true,
+        '\u{180e}' | '\u{feff}' | '\u{200b}'..='\u{200f}' | '\u{2018}'..='\u{201f}' => true,
+        '\u{202a}'..='\u{202e}' | '\u{2032}'..='\u{203a}' | '\u{2060}'..='\u{206f}' => true,
+        '\u{3008}'..='\u{301f}' => true,
+        _ => character.is_whitespace(),
+    }
 }
 
 /// Whether the value is a sentinel. `open` are the characters before the `core`.
 fn is_sentinel(open: &str, core: &str) -> bool {
-    // Usually false at the first character. Without a letter or digit, it is true.
+    // Usually false at the first character.
     let is_zero = core.chars().all(|it| it == '0' || is_outer(it));
+    if core.is_empty() {
+        // Quotes, spaces and brackets only.
+        return open.chars().all(|it| is_blank(it) || SYNTAX.contains(&it));
+    }
     // Most ids are longer.
     let is_known = || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core));
     is_zero || (core == "1" && open.ends_with('-')) || (core.len() <= 13 && is_known())

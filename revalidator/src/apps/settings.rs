@@ -76,8 +76,8 @@ pub struct AppSettings {
     #[serde(default)]
     pub allow_delete: AllowDelete,
     /// Maximum fraction of the objects of a batch that a job removes.
-    #[serde(default = "default_brake")]
-    pub brake: f64,
+    #[serde(default = "default_max_removals")]
+    pub max_removals: f64,
     /// What happens to an object whose requests failed twice.
     #[serde(default)]
     pub on_failure: OnFailure,
@@ -111,7 +111,7 @@ pub struct AppSettings {
     pub concurrency: concurrency::Settings,
 }
 
-fn default_brake() -> f64 {
+fn default_max_removals() -> f64 {
     0.2
 }
 
@@ -153,7 +153,10 @@ impl AppSettings {
         check(!has_matches || !is_of_list, LIST_ERROR);
         check(can_delete, DELETE_ERROR);
         check(has_bounds, CONCURRENCY_ERROR);
-        check((0.0..=1.0).contains(&self.brake), "brake: use 0 to 1");
+        check(
+            (0.0..=1.0).contains(&self.max_removals),
+            "max_removals: use 0 to 1",
+        );
         let needed = 1..=WORKERS_NEEDED_MAX;
         check(needed.contains(&self.workers), "workers: use 1 to 64");
         check(!self.hosts.is_empty(), "hosts: list at least one host");

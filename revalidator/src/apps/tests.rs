@@ -22,7 +22,7 @@ fn minimal_application_has_the_documented_defaults() {
     );
     assert_eq!(it.concurrency.first, Duration::from_millis(350));
     assert_eq!(it.concurrency.worse_by, Duration::from_millis(100));
-    assert!((it.brake - 0.2).abs() < 1e-9 && it.gone_on == [404, 410]);
+    assert!((it.max_removals - 0.2).abs() < 1e-9 && it.gone_on == [404, 410]);
 }
 
 /// Checks the errors of a file: their settings, in any order.
@@ -45,7 +45,7 @@ fn errors_of_all_applications_are_reported_together() {
         kind = "list"
         hosts = ["a.example"]
         http_hosts = ["x"]
-        brake = 2.0
+        max_removals = 2.0
         workers = 65
         gone_on = [500]
         normalize = ["("]
@@ -58,7 +58,7 @@ fn errors_of_all_applications_are_reported_together() {
         kind = "list"
         hosts = []
     "#;
-    let settings = "name http_hosts brake workers gone_on normalize contents limit schedule concurrency ca_file";
+    let settings = "name http_hosts max_removals workers gone_on normalize contents limit schedule concurrency ca_file";
     let settings = settings.split(' ').map(|it| format!("apps.Shop {it}"));
     let all: Vec<_> = settings.chain(["apps.two hosts".to_owned()]).collect();
     let mut all: Vec<_> = all.iter().map(String::as_str).collect();
@@ -75,7 +75,7 @@ fn error_of_a_type_hides_no_other_error() {
         colour = "red"
         max_body = "1TB"
         workers = "two"
-        brake = 2.0
+        max_removals = 2.0
         schedule = "daily"
         concurrency = { min = "one", step = -1 }
         [apps.b]
@@ -93,7 +93,7 @@ fn error_of_a_type_hides_no_other_error() {
             "apps.a colour",
             "apps.a max_body",
             "apps.a workers",
-            "apps.a brake",
+            "apps.a max_removals",
             "apps.a schedule",
             "apps.a concurrency.min",
             "apps.a concurrency.step",

@@ -163,7 +163,7 @@ impl Setup {
 }
 
 #[tokio::test(start_paused = true)]
-async fn repeated_batch_removes_the_same_objects_within_the_brake() {
+async fn repeated_batch_removes_the_same_objects_within_max_removals() {
     // 30 of 100 are gone; the order of the responses differs in each batch.
     let mut removed = Vec::new();
     for reverse in [false, true] {
@@ -203,24 +203,24 @@ async fn changed_objects_are_stored_and_reported_with_their_digest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_objects_are_removed_without_requests_within_the_brake() {
-    for brake in [20, 99] {
+async fn all_objects_are_removed_without_requests_within_max_removals() {
+    for max_removals in [20, 99] {
         let mut setup = Setup::new(|_| (304, "", 10));
-        setup.app = app(&setup.dir, &format!("brake = 0.{brake}\n"));
+        setup.app = app(&setup.dir, &format!("max_removals = 0.{max_removals}\n"));
         setup.store_all().await;
         let results = setup.check(AllowDelete::All).await.unwrap();
         assert!(results.iter().all(|it| it.outcome == Outcome::Removed));
         let held_back = results.iter().filter(|it| it.held_back).count();
         assert_eq!(
             (setup.stored().len(), held_back),
-            (100 - brake, 100 - brake)
+            (100 - max_removals, 100 - max_removals)
         );
         assert_eq!(setup.requests(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_objects_are_removed_without_requests_within_the_brake() {
+async fn unused_objects_are_removed_without_requests_within_max_removals() {
     for (allow, stored, requests) in [
         (AllowDelete::Partial, 80, 30),
         (AllowDelete::None, 100, 100),
@@ -392,7 +392,7 @@ async fn match_whose_uid_the_producer_rejects_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn brake_limits_the_first_sightings_of_missing_matches() {
+async fn max_removals_limits_the_first_sightings_of_missing_matches() {
     let count = |results: &[AssetResult], is: fn(&AssetResult) -> bool| {
         results.iter().filter(|it| is(it)).count()
     };

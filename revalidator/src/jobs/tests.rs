@@ -1,4 +1,4 @@
-//! Tests of the rules of jobs: selection, suspension, counting of results, and the setting `brake`, which bounds the removals of a batch.
+//! Tests of the rules of jobs: selection, suspension, counting of results, and the setting `max_removals`, which bounds the removals of a batch.
 
 use super::*;
 use crate::messages::Asset;
@@ -208,20 +208,22 @@ fn half_of_a_batch_failed_suspends() {
 }
 
 #[test]
-fn a10_more_than_half_gone_suspends_and_less_is_braked() {
+fn a10_more_than_half_gone_suspends_and_less_is_limited() {
     use Outcome::{Fresh, Gone};
     let suspended = Err(("the origin reports more than half of a batch as gone", Gone));
-    let judged = |gone, fresh, brake| judge(&outcomes(&[(Gone, gone), (Fresh, fresh)]), 1, brake);
+    let judged = |gone, fresh, max_removals| {
+        judge(&outcomes(&[(Gone, gone), (Fresh, fresh)]), 1, max_removals)
+    };
     assert_eq!(judged(100, 0, 0.2), suspended);
     assert_eq!(judged(51, 49, 1.0), suspended);
-    for (gone, fresh, brake, expected) in [
+    for (gone, fresh, max_removals, expected) in [
         (50, 50, 0.2, 20),
         (3, 0, 0.2, 0),
         (2, 8, 0.2, 2),
         (1, 99, 1.0, 100),
         (9, 90, 0.0, 0),
     ] {
-        let found = judged(gone, fresh, brake);
+        let found = judged(gone, fresh, max_removals);
         assert_eq!(found, Ok(expected), "{gone} {fresh}");
     }
 }

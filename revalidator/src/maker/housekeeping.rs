@@ -43,7 +43,7 @@ pub(super) struct LastRun {
 
 impl<E: Engine> Maker<E> {
     /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records its state.
-    pub(super) async fn keep_house(&self, last: &mut LastRun) -> Result<()> {
+    pub(super) async fn run_housekeeping(&self, last: &mut LastRun) -> Result<()> {
         let now = (self.clock)();
         if now.saturating_sub(last.at) < INTERVAL_MS {
             return Ok(());

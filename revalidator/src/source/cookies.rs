@@ -80,7 +80,7 @@ impl<E: Engine> Matches<E> {
             waiting.extend(self.read(&next).await?);
         }
         if !waiting.is_empty() {
-            // Batches have similar sizes, because the brake permits no removal in a small one.
+            // Batches have similar sizes, because `max_removals` permits no removal in a small one.
             let count = waiting.len().div_ceil(BATCH_ASSETS_MAX);
             let batches = waiting.chunks(waiting.len().div_ceil(count));
             self.batches = batches.map(<[_]>::to_vec).collect();

@@ -110,7 +110,7 @@ async fn job_with_an_invalid_or_impossible_status_is_suspended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn removal_of_all_objects_is_subject_to_the_brake_and_to_a_confirmation() {
+async fn removal_of_all_objects_is_subject_to_max_removals_and_to_a_confirmation() {
     let apps = APPS.replace("partial", "all");
     for (confirm, deleted, requests) in [
         (None, 50, 250),

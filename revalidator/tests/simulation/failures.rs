@@ -190,7 +190,7 @@ async fn a10_origin_without_any_object_or_permission_removes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn brake_removes_a_fifth_of_each_batch_and_reports_the_others() {
+async fn max_removals_permits_a_fifth_of_each_batch_and_reports_the_others() {
     let mut simulation = Simulation::new(APPS, |asset, _| {
         (if number(asset) % 10 < 3 { 410 } else { 304 }, TIME)
     });

@@ -168,7 +168,7 @@ async fn strange_results_neither_count_nor_keep_a_job_from_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn results_cannot_remove_more_lines_than_the_brake_permits() {
+async fn results_cannot_remove_more_lines_than_max_removals_permits() {
     for (allow, removed) in [(AllowDelete::None, 0), (AllowDelete::Partial, 50)] {
         let dir = TempDir::new().unwrap();
         write_assets(&dir, 250);

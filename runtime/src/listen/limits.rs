@@ -42,3 +42,23 @@ impl Limits {
         watch::channel(self).1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_cannot_hold_all_connections() {
+        let limits = crate::admin::LIMITS;
+        for (connections, of_address) in [(1_000, 192), (256, 192), (24, 18), (3, 3), (0, 0)] {
+            let limits = limits.with(connections);
+            assert_eq!(limits.connections_per_address_max, Some(of_address));
+            assert_eq!(limits.connections_max, connections);
+        }
+        let unlimited = Limits {
+            connections_per_address_max: None,
+            ..limits
+        };
+        assert_eq!(unlimited.with(24).connections_per_address_max, None);
+    }
+}

@@ -130,7 +130,7 @@ impl Servers {
         let partner = Partner::start(producer.http.clone(), nodes, delay).await?;
         let apps = format!(
             "[apps.dsp-7]\nkind = \"cookies\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\n\
-             allow_networks = [\"127.0.0.0/8\"]\nallow_delete = \"partial\"\nbrake = 0.5\n{more}\n[apps.dsp-7.cookies]\ndsp = 7\n\
+             allow_networks = [\"127.0.0.0/8\"]\nallow_delete = \"partial\"\nmax_removals = 0.5\n{more}\n[apps.dsp-7.cookies]\ndsp = 7\n\
              after = \"1s\"\nsightings_apart = \"1s\"\nurl = \"http://{}/match?user={{user}}\"\n\
              nodes = {{ urls = [\"http://{}\", \"http://{}\", \"http://{}\"], token_file = \"{token}\" }}\n\
              producers = {{ urls = [\"http://{api}\"], token_file = \"{token}\" }}\n",
@@ -262,7 +262,7 @@ async fn matches_are_confirmed_changed_and_removed_and_browsers_win() -> Result<
     // Confirmed matches are recorded, so a filter with a longer age selects only the missing matches.
     servers.partner.begin_job();
     let noted = revalidator.job(json!({ "olderThan": 1800 })).await?;
-    // The brake does not apply to matches that are missing again.
+    // `max_removals` does not apply to matches that are missing again.
     assert_eq!(counts(&noted, names), [50, 0, 0, 50, 50], "{noted}");
     for node in nodes {
         wait_until(TIMEOUT, "missing matches are removed", async || {
