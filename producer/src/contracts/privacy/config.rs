@@ -9,7 +9,7 @@ use super::gpp::SectionIds;
 /// The table, with the defaults of its keys.
 ///
 /// ```
-/// use producer::edge::privacy::{Config, Mode};
+/// use producer::contracts::privacy::{Config, Mode};
 ///
 /// let config: Config = serde_json::from_str(r#"{"mode": "observe", "host_vendor": 999}"#)?;
 /// assert_eq!(config.mode, Mode::Observe);
