@@ -127,8 +127,7 @@ fn flaw_of_plain(text: &str, macros: &[String]) -> Option<Flaw> {
     if is_sentinel(open, core) {
         return Some(Flaw::Sentinel);
     }
-    let is_word = core.len() <= 15 && WORDS.contains(&core);
-    let is_known = is_word || macros.iter().any(|it| it == text);
+    let is_known = WORDS.contains(&core) || macros.iter().any(|it| it == text);
     let is_macro = is_known || (!open.is_empty() && is_enclosed_name(open, core, close));
     is_macro.then_some(Flaw::Macro)
 }
@@ -168,9 +167,9 @@ fn is_sentinel(open: &str, core: &str) -> bool {
         // Quotes, spaces and brackets only.
         return open.chars().all(|it| is_blank(it) || SYNTAX.contains(&it));
     }
-    // Most ids are longer.
-    let is_known = || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core));
-    is_zero || (core == "1" && open.ends_with('-')) || (core.len() <= 13 && is_known())
+    is_zero
+        || (core == "1" && open.ends_with('-'))
+        || SENTINELS.iter().any(|it| it.eq_ignore_ascii_case(core))
 }
 
 /// Whether a name between delimiters is a macro: in capitals between two equal delimiters or behind a prefix, in any case between
