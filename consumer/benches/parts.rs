@@ -58,8 +58,8 @@ mod counted {
             let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message.clone()) else {
                 unreachable!("every message is a chunk");
             };
-            for cookie in chunk.cookies() {
-                black_box(cookie.expect("every cookie is complete"));
+            for record in chunk.records() {
+                black_box(record.expect("every cookie is complete"));
             }
         }
     }

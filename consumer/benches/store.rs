@@ -20,7 +20,7 @@ use mongodb::{
     Client,
     bson::{DateTime, RawArrayBuf, doc, rawdoc},
 };
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, StreamMessage};
 use tokio::time::Instant;
 
 const PREFIX: &str = "bench-store-";
@@ -152,13 +152,16 @@ async fn insert(client: &Client, slice: &[Vec<ChunkRef>]) -> Result<()> {
         for chunk in chunks {
             let millis = chunk.header().accepted_unix_micros / 1000;
             let t = DateTime::from_millis(i64::try_from(millis)?);
-            for cookie in chunk.cookies() {
-                let CookieRef {
+            for record in chunk.records() {
+                let Record::Set(CookieRef {
                     user_id,
                     dsp_id,
                     buyer_uid,
                     ..
-                } = cookie?;
+                }) = record?
+                else {
+                    continue;
+                };
                 let document = rawdoc! {"_id": user_id, "b": buyer_uid, "t": t};
                 by_dsp.entry(dsp_id).or_default().push((user_id, document));
             }

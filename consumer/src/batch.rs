@@ -23,7 +23,7 @@ use proto::{
     ids,
     limits::DELETION_HORIZON_MICROS,
     newest,
-    wire::{ChunkRef, CookieRef},
+    wire::{ChunkRef, CookieRef, Record, Scope},
 };
 
 /// A cookie of a batch. Its ids are valid in a stream, by the rules of [`proto::ids`].
@@ -284,28 +284,32 @@ impl Batch {
         let chunk_at = u32::try_from(self.chunks.len()).expect("the size of a batch is bounded");
         self.chunks.push(chunk.body().clone());
         self.bytes += chunk.body().len();
-        let mut cookies = Vec::with_capacity(count_max);
-        for cookie in chunk.cookies().take(count) {
-            cookies.extend(cookie.ok().filter(is_well_formed));
+        let mut records = Vec::with_capacity(count_max);
+        for record in chunk.records().take(count) {
+            records.extend(record.ok().filter(is_well_formed));
         }
-        let valid = u32::try_from(cookies.len()).expect("the size of a batch is bounded");
+        let valid = u32::try_from(records.len()).expect("the size of a batch is bounded");
+        let cookies = records.iter().filter_map(|record| record.cookie());
         let fingerprints: Vec<Fingerprint> = cookies
-            .iter()
-            .map(|cookie| filter.fingerprint(&borrowed(cookie, released)))
+            .map(|cookie| filter.fingerprint(&borrowed(&cookie, released)))
             .collect();
         filter.prefetch(&fingerprints);
-        for (cookie, fingerprint) in cookies.iter().zip(fingerprints) {
-            if cookie.is_deletion() {
-                let mut deletion = Deletion {
-                    user_id: cookie.user_id.as_bytes().into(),
-                    dsp_id: cookie.dsp_id,
-                    until_unix_micros: cookie.accepted_unix_micros(deleted),
-                };
-                filter.delete(&mut deletion);
-                self.counts.deletions += 1;
-                self.deletions.push(deletion);
-                continue;
-            }
+        let mut fingerprints = fingerprints.into_iter();
+        for record in &records {
+            let cookie = match record {
+                Record::Set(cookie) => cookie,
+                Record::Delete { scope, .. } => {
+                    let mut deletion = Deletion {
+                        scope: scope.map(|user| user.as_bytes().into()),
+                        until_unix_micros: record.accepted_unix_micros(deleted),
+                    };
+                    filter.delete(&mut deletion);
+                    self.counts.deletions += 1;
+                    self.deletions.push(deletion);
+                    continue;
+                }
+            };
+            let fingerprint = fingerprints.next().expect("each cookie has one");
             let mut admitted = borrowed(cookie, released);
             match filter.decide(&mut admitted, fingerprint, self.id) {
                 DedupDecision::Suppress => self.counts.suppressed += 1,
@@ -409,14 +413,20 @@ fn borrowed<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
     }
 }
 
-fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
-    if cookie.is_deletion() {
-        return ids::is_user_id(cookie.user_id.as_bytes())
-            || (cookie.user_id.is_empty() && ids::is_dsp_id(cookie.dsp_id));
+fn is_well_formed(record: &Record<'_>) -> bool {
+    let is_user = |user: &str| ids::is_user_id(user.as_bytes());
+    match record {
+        Record::Set(cookie) => {
+            is_user(cookie.user_id)
+                && ids::is_dsp_id(cookie.dsp_id)
+                && ids::is_buyer_uid_of_stream(cookie.buyer_uid)
+        }
+        Record::Delete { scope, .. } => match scope {
+            Scope::Match(user, _) | Scope::User(user) => is_user(user),
+            Scope::Dsp(dsp_id) => ids::is_dsp_id(*dsp_id),
+            Scope::All => false,
+        },
     }
-    ids::is_user_id(cookie.user_id.as_bytes())
-        && ids::is_dsp_id(cookie.dsp_id)
-        && ids::is_buyer_uid_of_stream(cookie.buyer_uid)
 }
 
 /// The first eight bytes, as a number with the same order.

@@ -29,7 +29,10 @@ use std::{
 
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
-use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
+use proto::{
+    limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS},
+    wire::Scope,
+};
 pub use request::{Arriving, Request};
 use tokio::sync::watch;
 
@@ -54,9 +57,16 @@ const REQUESTS_MAX: usize = 16_384;
 /// A deletion, or the floor of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
-    /// The user; empty for all users of the DSP.
-    pub user_id: Box<[u8]>,
-    /// The DSP; 0 for all DSPs of the user.
+    /// The cookies; all of them for a floor.
+    pub scope: Scope<Box<[u8]>>,
+    /// Those accepted up to this time are covered, in microseconds since the Unix epoch.
+    pub until_unix_micros: u64,
+}
+
+/// A deletion of all users of one DSP, which a job carries out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DspDeletion {
+    /// The DSP.
     pub dsp_id: u32,
     /// Cookies accepted up to this time are covered, in microseconds since the Unix epoch.
     pub until_unix_micros: u64,
@@ -109,27 +119,51 @@ impl Deletion {
     /// The floor of a table as a deletion, because stores keep it like one.
     pub fn floor(until_unix_micros: u64) -> Self {
         Self {
-            user_id: Box::default(),
-            dsp_id: 0,
+            scope: Scope::All,
             until_unix_micros,
         }
     }
 
-    /// Whether it covers all users of one DSP.
-    pub fn is_of_dsp(&self) -> bool {
-        self.user_id.is_empty() && self.dsp_id > 0
+    /// This deletion, if it is one of a DSP.
+    pub fn of_dsp(&self) -> Option<DspDeletion> {
+        let until_unix_micros = self.until_unix_micros;
+        match self.scope {
+            Scope::Dsp(dsp_id) => Some(DspDeletion {
+                dsp_id,
+                until_unix_micros,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The ids of its scope; no user is empty, no DSP is 0.
+    pub fn ids(&self) -> (&[u8], u32) {
+        self.scope.as_ref().map(|user| &**user).ids()
     }
 
     /// Whether it removes cookies of a user from the collection of this DSP.
     pub fn removes_from(&self, dsp_id: u32) -> bool {
-        !self.user_id.is_empty() && (self.dsp_id == 0 || self.dsp_id == dsp_id)
+        match self.scope {
+            Scope::Match(_, of) => of == dsp_id,
+            Scope::User(_) => true,
+            Scope::Dsp(_) | Scope::All => false,
+        }
+    }
+}
+
+impl From<DspDeletion> for Deletion {
+    fn from(deletion: DspDeletion) -> Self {
+        Self {
+            scope: Scope::Dsp(deletion.dsp_id),
+            until_unix_micros: deletion.until_unix_micros,
+        }
     }
 }
 
 impl StoredDeletion {
     /// Whether a store must keep the deletion, given the floor of the table. An unfinished job must continue after a restart.
     pub fn is_needed(&self, floor: u64) -> bool {
-        let is_job = self.deletion.is_of_dsp() && !self.is_finished;
+        let is_job = self.deletion.of_dsp().is_some() && !self.is_finished;
         is_job || self.deletion.until_unix_micros >= floor
     }
 }
@@ -174,12 +208,12 @@ impl Deletions {
     /// Adds a deletion that covers cookies of other producers according to its request, if known.
     pub fn add_received(&self, deletion: &Deletion, request: Option<Request>) {
         let mut table = self.shared.table.lock();
-        let hash = self.hash(&deletion.user_id, deletion.dsp_id);
+        let (user_id, dsp_id) = deletion.ids();
+        let hash = self.hash(user_id, dsp_id);
         table.set_request(hash, request);
-        let until = if deletion.user_id.is_empty() && deletion.dsp_id == 0 {
-            &mut table.floor
-        } else {
-            table.until.entry(hash).or_default()
+        let until = match deletion.scope {
+            Scope::All => &mut table.floor,
+            _ => table.until.entry(hash).or_default(),
         };
         *until = deletion.until_unix_micros.max(*until);
         self.shared.covers_any.store(true, Ordering::Relaxed);
@@ -206,7 +240,7 @@ impl Deletions {
     /// before their durability is reported.
     pub fn begin_jobs<'a>(&self, durable: impl IntoIterator<Item = &'a Deletion>) {
         let mut table = self.shared.table.lock();
-        for deletion in durable.into_iter().filter(|it| it.is_of_dsp()) {
+        for deletion in durable.into_iter().filter_map(Deletion::of_dsp) {
             table.newest += 1;
             let next = (0, table.newest);
             let (until, _) = table.jobs.entry(deletion.dsp_id).or_insert(next);
@@ -316,19 +350,19 @@ impl Deletions {
     }
 
     /// The jobs that may run now. While a DSP is in the retry queue, a retry may still write one of its cookies.
-    pub fn due_jobs(&self) -> Vec<Deletion> {
+    pub fn due_jobs(&self) -> Vec<DspDeletion> {
         let table = self.shared.table.lock();
-        let is_due = |it: &Deletion| !table.queued.contains_key(&it.dsp_id);
+        let is_due = |it: &DspDeletion| !table.queued.contains_key(&it.dsp_id);
         table.jobs().filter(is_due).collect()
     }
 
     /// The deletions of DSPs with unfinished jobs.
-    pub fn jobs(&self) -> Vec<Deletion> {
+    pub fn jobs(&self) -> Vec<DspDeletion> {
         self.shared.table.lock().jobs().collect()
     }
 
     /// Ends a job that has removed all of its cookies.
-    pub fn finish_job(&self, job: &Deletion) {
+    pub fn finish_job(&self, job: &DspDeletion) {
         let mut table = self.shared.table.lock();
         let current = table.jobs.get(&job.dsp_id);
         if current.is_some_and(|(until, _)| *until == job.until_unix_micros) {
@@ -378,9 +412,8 @@ impl Deletions {
 }
 
 impl Table {
-    fn jobs(&self) -> impl Iterator<Item = Deletion> {
-        self.jobs.iter().map(|(dsp_id, (until, _))| Deletion {
-            user_id: Box::default(),
+    fn jobs(&self) -> impl Iterator<Item = DspDeletion> {
+        self.jobs.iter().map(|(dsp_id, (until, _))| DspDeletion {
             dsp_id: *dsp_id,
             until_unix_micros: *until,
         })

@@ -22,13 +22,15 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use proto::{
     limits::AGE_MICROS_MAX,
-    wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, StreamMessage, put_cookie, seal},
+    wire::{
+        ChunkHeader, CookieRef, HEADROOM_BYTES, Record, Scope, StreamMessage, put_record, seal,
+    },
 };
 use runtime::unix_micros;
 use tokio::sync::Notify;
 
 use crate::{
-    batch::{Batch, BatchCookie},
+    batch::Batch,
     deletions::{Deletion, Deletions},
     metrics,
     store::{DeferredCookies, FullRetryEntry, RejectedCookie, RetryEntry},
@@ -237,7 +239,16 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     let spans = indices.chunk_by(|one, other| span(one) == span(other));
     let parts = spans.flat_map(|indices| indices.chunks(ENTRY_COOKIES_MAX));
     let parts = parts.map(|part| {
-        let cookies = part.iter().map(|index| batch.cookie(*index as usize));
+        let cookies = part.iter().map(|index| {
+            let cookie = batch.cookie(*index as usize);
+            let record = Record::Set(CookieRef {
+                user_id: text(cookie.user_id),
+                dsp_id,
+                buyer_uid: text(cookie.buyer_uid),
+                age_micros: 0,
+            });
+            (record, cookie.accepted_unix_micros)
+        });
         entry(dsp_id, part.len(), 0, cookies)
     });
     parts.collect()
@@ -248,24 +259,29 @@ fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
     let deletions = batch.deletions().iter();
     let deletions: Vec<&Deletion> = deletions.filter(|it| it.removes_from(dsp_id)).collect();
     let parts = deletions.chunks(ENTRY_COOKIES_MAX).map(|part| {
-        let records = part.iter().map(|deletion| BatchCookie {
-            user_id: &deletion.user_id,
-            dsp_id,
-            buyer_uid: b"",
-            accepted_unix_micros: deletion.until_unix_micros,
-            is_known: false,
+        let records = part.iter().map(|deletion| {
+            let scope = Scope::Match(text(deletion.ids().0), dsp_id);
+            let record = Record::Delete {
+                scope,
+                age_micros: 0,
+            };
+            (record, deletion.until_unix_micros)
         });
         entry(dsp_id, 0, part.len(), records)
     });
     parts.collect()
 }
 
-/// An entry without a number.
+fn text(id: &[u8]) -> &str {
+    std::str::from_utf8(id).expect("ids of a batch are valid")
+}
+
+/// An entry without a number, with records and their times.
 fn entry<'a>(
     dsp_id: u32,
     cookies: usize,
     deletions: usize,
-    records: impl ExactSizeIterator<Item = BatchCookie<'a>> + Clone,
+    records: impl ExactSizeIterator<Item = (Record<'a>, u64)> + Clone,
 ) -> FullRetryEntry {
     let chunk = encode(records);
     let entry = RetryEntry {
@@ -279,22 +295,13 @@ fn entry<'a>(
 }
 
 /// Encodes records as a chunk with the time of the newest record.
-fn encode<'a>(cookies: impl ExactSizeIterator<Item = BatchCookie<'a>> + Clone) -> Bytes {
+fn encode<'a>(records: impl ExactSizeIterator<Item = (Record<'a>, u64)> + Clone) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
-    let count = cookies.len();
-    let times = cookies.clone().map(|cookie| cookie.accepted_unix_micros);
-    let newest = times.max().unwrap_or_default();
-    for cookie in cookies {
-        let text = |bytes| std::str::from_utf8(bytes).expect("cookies of a batch are valid");
-        put_cookie(
-            &mut chunk,
-            &CookieRef {
-                user_id: text(cookie.user_id),
-                dsp_id: cookie.dsp_id,
-                buyer_uid: text(cookie.buyer_uid),
-                age_micros: newest - cookie.accepted_unix_micros,
-            },
-        );
+    let count = records.len();
+    let newest = records.clone().map(|(_, accepted)| accepted).max();
+    let newest = newest.unwrap_or_default();
+    for (record, accepted) in records {
+        put_record(&mut chunk, &record.with_age(newest - accepted));
     }
     let header = ChunkHeader {
         count: u32::try_from(count).expect("the size of an entry is bounded"),

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    deletions::{Deletion, Deletions},
+    deletions::{Deletions, DspDeletion},
     ledger::LedgerCounts,
 };
 
@@ -410,11 +410,11 @@ pub trait Upkeep: fmt::Debug + Send + Sync + 'static {
     /// When the store fails; a later call continues.
     async fn remove_dsp(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError>;
 
-    /// Stores the [floor](Deletion::floor), and removes the deletions that are no longer
+    /// Stores the [floor](crate::deletions::Deletion::floor), and removes the deletions that are no longer
     /// [needed](crate::deletions::StoredDeletion::is_needed).
     ///
     /// # Errors

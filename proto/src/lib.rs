@@ -5,7 +5,7 @@
 //! [`wire::StreamMessage::decode`], and keep the last sequence number as the cursor for the next call.
 //!
 //! ```no_run
-//! use cookiesync_proto::{client, v1::SubscribeRequest, wire::StreamMessage};
+//! use cookiesync_proto::{client, v1::SubscribeRequest, wire::{Record, StreamMessage}};
 //!
 //! # async fn read() -> Result<(), Box<dyn std::error::Error>> {
 //! let channel = client::endpoint("http://127.0.0.1:7676")?.connect().await?;
@@ -17,8 +17,8 @@
 //! let mut messages = client::subscribe(channel, request).await?.into_inner();
 //! while let Some(message) = messages.message().await? {
 //!     if let StreamMessage::Chunk(chunk) = StreamMessage::decode(message)? {
-//!         for cookie in chunk.cookies() {
-//!             let cookie = cookie?;
+//!         for record in chunk.records() {
+//!             let Record::Set(cookie) = record? else { continue };
 //!             let at = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
 //!             println!("DSP {}: {} = {}, accepted at {at}", cookie.dsp_id, cookie.user_id, cookie.buyer_uid);
 //!         }

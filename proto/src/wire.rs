@@ -10,7 +10,7 @@
 //! ```
 //! use bytes::Bytes;
 //! use cookiesync_proto::wire::{
-//!     self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage,
+//!     self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
 //! };
 //!
 //! let cookie = CookieRef { user_id: "alice", dsp_id: 17, buyer_uid: "b-1", age_micros: 0 };
@@ -23,21 +23,27 @@
 //! let StreamMessage::Chunk(chunk) = StreamMessage::decode(message)? else {
 //!     panic!("not a chunk");
 //! };
-//! assert_eq!(chunk.cookies().next(), Some(Ok(cookie)));
+//! assert_eq!(chunk.records().next(), Some(Ok(Record::Set(cookie))));
 //! # Ok::<(), wire::WireError>(())
 //! ```
 
 mod cookie;
 mod fields;
 mod idle;
+mod record;
 
 use bytes::Bytes;
 use prost::Message;
 
 use self::cookie::is_deletion;
-pub use self::cookie::{cookie_dsp, decode_cookie, first_cookie};
+pub use self::cookie::{
+    cookie_bytes, cookie_dsp, decode_record, first_cookie, put_cookie, put_record, record_bytes,
+};
 use self::fields::{FIXED32, FIXED64, Fields, LEN, VARINT, Value};
-pub use self::idle::IdleMessage;
+pub use self::{
+    idle::IdleMessage,
+    record::{CookieRef, Record, Scope},
+};
 use crate::{limits::SMALL_FRAME_BYTES, v1};
 
 /// Bytes of the prefix of a gRPC message: a compression flag and a big-endian length.
@@ -88,39 +94,12 @@ pub enum WireError {
     /// A number does not fit its field.
     #[error("number is out of range")]
     Range,
-    /// A cookie has both a buyer uid and the deletion flag, or neither.
-    #[error("cookie must have either a buyer uid or the deletion flag")]
+    /// A cookie has both a buyer uid and the deletion flag, or neither; or a deletion has neither a user nor a DSP.
+    #[error("cookie must have either a buyer uid, or the deletion flag and a user or a DSP")]
     Deletion,
     /// The number of cookies in a chunk is zero, or differs from its header.
     #[error("cookie count of the chunk is invalid")]
     Count,
-}
-
-/// A cookie that borrows its strings from an encoded chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CookieRef<'a> {
-    /// The exchange's id of the user.
-    pub user_id: &'a str,
-    /// The DSP.
-    pub dsp_id: u32,
-    /// The DSP's id of the user. Empty in a deletion, and only there.
-    pub buyer_uid: &'a str,
-    /// Time from its acceptance to the time of its chunk, in microseconds.
-    pub age_micros: u64,
-}
-
-impl CookieRef<'_> {
-    /// Whether this is a deletion instead of a match.
-    #[inline]
-    pub const fn is_deletion(&self) -> bool {
-        self.buyer_uid.is_empty()
-    }
-
-    /// Time of acceptance in microseconds since the Unix epoch, given the time of its chunk; 0 if the age exceeds
-    /// `chunk_unix_micros`.
-    pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
-        chunk_unix_micros.saturating_sub(self.age_micros)
-    }
 }
 
 /// Header of a chunk.
@@ -133,7 +112,7 @@ pub struct ChunkHeader {
     /// The number of cookies.
     pub count: u32,
     /// Time when the first cookie was accepted, in microseconds since the Unix epoch. A cookie may be older by its
-    /// [age](CookieRef::age_micros).
+    /// [age](Record::age_micros).
     pub accepted_unix_micros: u64,
 }
 
@@ -145,57 +124,6 @@ impl ChunkHeader {
     pub fn last_sequence(&self) -> u64 {
         assert!(self.count > 0, "a chunk has at least one cookie");
         self.first_sequence + u64::from(self.count) - 1
-    }
-}
-
-/// Number of bytes that [`put_cookie`] appends for this cookie.
-pub fn cookie_bytes(cookie: &CookieRef<'_>) -> usize {
-    let length = encoded_bytes(cookie);
-    1 + varint_bytes(length as u64) + length
-}
-
-/// Number of bytes of the encoded `Cookie`.
-#[inline]
-fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
-    let age = match cookie.age_micros {
-        0 => 0,
-        age => 1 + varint_bytes(age),
-    };
-    // A deletion has a flag of two bytes instead of a buyer uid.
-    1 + varint_bytes(cookie.user_id.len() as u64)
-        + cookie.user_id.len()
-        + 1
-        + varint_bytes(u64::from(cookie.dsp_id))
-        + 1
-        + varint_bytes(cookie.buyer_uid.len() as u64)
-        + cookie.buyer_uid.len()
-        + age
-}
-
-/// Appends a cookie as a field of a chunk: tag, length, `Cookie`.
-///
-/// Allocates only to grow `buffer`.
-pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
-    let user_id = cookie.user_id.as_bytes();
-    let buyer_uid = cookie.buyer_uid.as_bytes();
-    let length = encoded_bytes(cookie);
-    buffer.push(CHUNK_COOKIES);
-    put_varint(buffer, length as u64);
-    buffer.push(COOKIE_USER_ID);
-    put_varint(buffer, user_id.len() as u64);
-    buffer.extend_from_slice(user_id);
-    buffer.push(COOKIE_DSP_ID);
-    put_varint(buffer, u64::from(cookie.dsp_id));
-    if cookie.is_deletion() {
-        buffer.extend_from_slice(&[COOKIE_DELETED, 1]);
-    } else {
-        buffer.push(COOKIE_BUYER_UID);
-        put_varint(buffer, buyer_uid.len() as u64);
-        buffer.extend_from_slice(buyer_uid);
-    }
-    if cookie.age_micros > 0 {
-        buffer.push(COOKIE_AGE);
-        put_varint(buffer, cookie.age_micros);
     }
 }
 
@@ -315,7 +243,7 @@ impl StreamMessage {
     /// Decodes an `Event` message without its length prefix.
     ///
     /// # Errors
-    /// If it is not an `Event`. The cookies of a chunk are validated only by [`ChunkRef::cookies`].
+    /// If it is not an `Event`. The cookies of a chunk are validated only by [`ChunkRef::records`].
     pub fn decode(message: Bytes) -> Result<Self, WireError> {
         let mut fields = Fields::new(&message);
         while let Some((field, value)) = fields.next()? {
@@ -364,17 +292,17 @@ impl ChunkRef {
         &self.header
     }
 
-    /// The encoded `Chunk` message, from which [`CookieRef`] borrows.
+    /// The encoded `Chunk` message, from which [`Record`] borrows.
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// Iterates over the cookies in order; stops after an error.
+    /// Iterates over the records in order; stops after an error.
     ///
-    /// In a malformed chunk the number of cookies may differ from the header's count; callers must compare them.
-    pub fn cookies(&self) -> impl Iterator<Item = Result<CookieRef<'_>, WireError>> {
+    /// In a malformed chunk the number of records may differ from the header's count; callers must compare them.
+    pub fn records(&self) -> impl Iterator<Item = Result<Record<'_>, WireError>> {
         self.encoded_cookies()
-            .map(|encoded| encoded.and_then(decode_cookie))
+            .map(|encoded| encoded.and_then(decode_record))
     }
 
     /// Iterates over the encoded `Cookie` messages.

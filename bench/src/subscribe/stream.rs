@@ -9,7 +9,7 @@ use proto::{
         Cursor, GetCookiesRequest, Hello, ResumeOutcome, StartPosition, SubscribeRequest,
         event::Event,
     },
-    wire::{ChunkRef, StreamMessage, decode_cookie},
+    wire::{ChunkRef, StreamMessage, decode_record},
 };
 use runtime::{
     connect::{Connector, credentials::Security},
@@ -277,7 +277,7 @@ impl Stream {
             self.arrived();
         }
         self.received(1);
-        if let Err(error) = decode_cookie(message).map(black_box) {
+        if let Err(error) = decode_record(message).map(black_box) {
             self.violation(|| format!("invalid cookie: {error}"));
         }
     }

@@ -15,12 +15,11 @@ impl Batch {
     /// after the last push.
     pub fn remove_deleted(&mut self, deletions: &Deletions) {
         let by_scope = |a: &Deletion, b: &Deletion| {
-            let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));
+            let scopes = a.scope.cmp(&b.scope);
             scopes.then(b.until_unix_micros.cmp(&a.until_unix_micros))
         };
         self.deletions.sort_by(by_scope);
-        self.deletions
-            .dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
+        self.deletions.dedup_by(|a, b| a.scope == b.scope);
         let chunks = &self.chunks;
         let before = self.entries.len();
         self.entries.retain(|entry| {

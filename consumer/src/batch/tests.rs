@@ -7,7 +7,7 @@ use proto::{v1, wire};
 use super::*;
 use crate::deletions::Deletions;
 
-/// A chunk of cookies `(user id, DSP, buyer uid)`.
+/// A chunk of cookies `(user id, DSP, buyer uid)`; without a buyer uid, of deletions.
 pub(crate) fn chunk(
     first_sequence: u64,
     accepted_unix_micros: u64,
@@ -25,13 +25,19 @@ pub(crate) fn aged_chunk(
 ) -> ChunkRef {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     for &((user_id, dsp_id, buyer_uid), age_micros) in cookies {
-        let cookie = CookieRef {
-            user_id,
-            dsp_id,
-            buyer_uid,
-            age_micros,
+        let record = match buyer_uid {
+            "" => Record::Delete {
+                scope: Scope::from_ids(user_id, dsp_id),
+                age_micros,
+            },
+            _ => Record::Set(CookieRef {
+                user_id,
+                dsp_id,
+                buyer_uid,
+                age_micros,
+            }),
         };
-        wire::put_cookie(&mut buffer, &cookie);
+        wire::put_record(&mut buffer, &record);
     }
     let header = wire::ChunkHeader {
         epoch: 1,

@@ -189,8 +189,7 @@ async fn expired_deleted_and_newer_cookies_are_left_out() {
     node.receive(9, unix_micros());
     node.commit(9);
     node.pages.deletions.add(&crate::deletions::Deletion {
-        user_id: b"deleted".as_slice().into(),
-        dsp_id: 7,
+        scope: proto::wire::Scope::Match(b"deleted".as_slice().into(), 7),
         until_unix_micros: minutes_ago(5),
     });
     // Cookies newer than the node's `as_of` are also excluded.

@@ -35,7 +35,13 @@ fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
 
 fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
     Deletion {
-        user_id: user.as_bytes().into(),
+        scope: Scope::from_ids(user.as_bytes().into(), dsp_id),
+        until_unix_micros,
+    }
+}
+
+fn job(dsp_id: u32, until_unix_micros: u64) -> DspDeletion {
+    DspDeletion {
         dsp_id,
         until_unix_micros,
     }
@@ -133,7 +139,7 @@ fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
     let hidden = |dsp_id| table.deleted_until(b"u", dsp_id);
     assert_eq!([hidden(1), hidden(2), hidden(3)], [10, 10, 0]);
     table.set_queued(BTreeMap::new(), 1);
-    table.finish_job(&deletion("", 2, 10));
+    table.finish_job(&job(2, 10));
     assert_eq!([hidden(1), hidden(2)], [0, 0]);
 }
 
@@ -147,17 +153,17 @@ fn oldest_deletion_without_effect_is_in_the_retry_queue_or_has_a_job() {
     table.begin_jobs(&[deletion("", 4, 50)]);
     table.set_queued(BTreeMap::new(), 8);
     assert_eq!(table.unapplied(), 9..11, "the job covers both deletions");
-    table.finish_job(&deletion("", 4, 40));
+    table.finish_job(&job(4, 40));
     assert_eq!(table.unapplied(), 9..11);
-    table.finish_job(&deletion("", 4, 50));
+    table.finish_job(&job(4, 50));
     assert_eq!(table.unapplied(), 11..11);
 }
 
 #[test]
 fn job_of_a_dsp_begins_after_the_retries_of_its_cookies() {
     let table = table(&[]);
-    let jobs = [2, 3].map(|dsp_id| deletion("", dsp_id, 40));
-    table.begin_jobs(&jobs);
+    let jobs = [2, 3].map(|dsp_id| job(dsp_id, 40));
+    table.begin_jobs(&jobs.map(Deletion::from));
     table.set_queued([(2, None)].into(), 1);
     assert_eq!(table.due_jobs(), jobs[1..]);
     assert_eq!(table.jobs(), jobs);
@@ -170,17 +176,16 @@ fn job_of_a_dsp_continues_until_it_is_finished_also_after_a_restart() {
     let table = table(&[deletion("", 3, 40)]);
     assert_eq!(table.jobs(), [], "the deletion is not durable yet");
     table.begin_jobs(&[deletion("u", 1, 40), deletion("", 3, 40)]);
-    let [job] = table.jobs().try_into().unwrap();
+    assert_eq!(table.jobs(), [job(3, 40)]);
     table.begin_jobs(&[deletion("", 3, 50)]);
-    table.finish_job(&job);
-    let [job] = table.jobs().try_into().unwrap();
-    assert_eq!(job, deletion("", 3, 50));
-    table.finish_job(&job);
+    table.finish_job(&job(3, 40));
+    assert_eq!(table.jobs(), [job(3, 50)]);
+    table.finish_job(&job(3, 50));
     assert_eq!(table.jobs(), []);
     table.load([
         stored(deletion("", 2, 60), true),
-        stored(job.clone(), false),
+        stored(job(3, 50).into(), false),
     ]);
-    assert_eq!(table.jobs(), [job]);
+    assert_eq!(table.jobs(), [job(3, 50)]);
     check(&table, "u", 2, 60);
 }

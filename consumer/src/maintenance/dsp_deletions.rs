@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backoff::Backoff,
-    deletions::{Deletion, Deletions},
+    deletions::{Deletions, DspDeletion},
     store::Upkeep,
 };
 
@@ -83,7 +83,7 @@ async fn remove_old(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &C
 async fn remove_dsp(
     deletions: &Deletions,
     upkeep: Option<&dyn Upkeep>,
-    job: &Deletion,
+    job: &DspDeletion,
     stop: &CancellationToken,
 ) -> bool {
     let dsp_id = job.dsp_id;

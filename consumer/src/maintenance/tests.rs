@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    batch::Cursor, clock::ManualClock, deletions::Deletion, metrics::register_producers,
+    batch::Cursor, clock::ManualClock, deletions::DspDeletion, metrics::register_producers,
     store::ExpiryResult, ttl::Ttls,
 };
 
@@ -80,7 +80,7 @@ impl Upkeep for FakeStore {
 
     async fn remove_dsp(
         &self,
-        _: &Deletion,
+        _: &DspDeletion,
         _: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         Ok(Some(0))

@@ -279,6 +279,8 @@ impl Collector {
 
 #[cfg(test)]
 mod tests {
+    use proto::wire::Scope;
+
     use super::*;
     use crate::{
         batch::{
@@ -294,8 +296,7 @@ mod tests {
         let began = unix_micros();
         let after = |seconds: u64| began + seconds * 1_000_000;
         let deletion = |user: &str, seconds| Deletion {
-            user_id: user.as_bytes().into(),
-            dsp_id: 0,
+            scope: Scope::User(user.as_bytes().into()),
             until_unix_micros: after(seconds),
         };
         let hour = Duration::from_secs(3600);
@@ -427,8 +428,7 @@ mod tests {
             let restarted = Node::new();
             let time = restarted.now.abs_diff(node.now);
             restarted.deletions.add(&Deletion {
-                user_id: b"u"[..].into(),
-                dsp_id: 1,
+                scope: Scope::Match(b"u"[..].into(), 1),
                 until_unix_micros: until + time,
             });
             assert_eq!(restarted.receive(other, "b", 4), None);

@@ -7,7 +7,7 @@ use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use axum::extract::{Path, Request, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode, Uri};
-use proto::ids;
+use proto::{ids, wire::Scope};
 use runtime::reply::{self, Reply};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ struct Row<'a> {
 
 /// Parameters of a path.
 #[derive(Deserialize)]
-pub(super) struct Scope {
+pub(super) struct Ids {
     user: Option<String>,
     dsp: Option<NonZeroU32>,
 }
@@ -44,12 +44,12 @@ pub(super) struct Scope {
 /// `DELETE /v1/users/{user}`, `DELETE /v1/users/{user}/dsps/{dsp}` and `DELETE /v1/dsps/{dsp}?confirm={dsp}`
 pub(super) async fn delete_one(
     State(api): State<Api>,
-    path: Result<Path<Scope>, PathRejection>,
+    path: Result<Path<Ids>, PathRejection>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Reply, Problem> {
     let client = api.admit(&headers, DELETE)?;
-    let Path(Scope { user, dsp }) = path.map_err(invalid_path)?;
+    let Path(Ids { user, dsp }) = path.map_err(invalid_path)?;
     let scope = match (&user, dsp) {
         (Some(_), None) => "user",
         (Some(_), Some(_)) => "pair",
@@ -72,8 +72,7 @@ pub(super) async fn delete_one(
         return Err(Problem::new(FORBIDDEN, detail));
     }
     let deletion = Deletion {
-        user_id: user.unwrap_or_default(),
-        dsp_id,
+        scope: Scope::from_ids(user.unwrap_or_default(), dsp_id),
         until_unix_micros: None,
     };
     let sequence = in_log(api.delete(vec![deletion])?).await?;
@@ -150,8 +149,7 @@ impl Intake for Deletions<'_> {
         let now = self.api.inner.parts.inlet.log().unix_micros();
         let until = row.t.map(|millis| bulk::time(now, millis));
         self.part.push(Deletion {
-            user_id: row.u.into_owned(),
-            dsp_id,
+            scope: Scope::from_ids(row.u.into_owned(), dsp_id),
             until_unix_micros: until.transpose()?,
         });
         Ok(())

@@ -286,8 +286,8 @@ async fn row_with_a_time_never_looks_newer() {
             panic!("no chunk");
         };
         let chunk = chunk.cookies_from(first);
-        for cookie in chunk.cookies() {
-            let cookie = cookie.unwrap();
+        for record in chunk.records() {
+            let cookie = record.unwrap().cookie().unwrap();
             let accepted = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
             assert_eq!(format!("{}000", cookie.user_id), accepted.to_string());
             count += 1;

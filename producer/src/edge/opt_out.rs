@@ -23,6 +23,7 @@ use std::{
 
 use httparse::Header;
 use prometheus::IntCounter;
+use proto::wire::Scope;
 use runtime::listen::addresses;
 use tokio::time::Instant;
 
@@ -162,8 +163,7 @@ impl OptOut {
             .take(USER_IDS_MAX)
         {
             let deletion = Deletion {
-                user_id: user_id.to_owned(),
-                dsp_id: 0,
+                scope: Scope::User(user_id.to_owned()),
                 until_unix_micros: None,
             };
             if !deletions.contains(&deletion) {

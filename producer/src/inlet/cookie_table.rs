@@ -7,7 +7,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use proto::wire::CookieRef;
+use proto::wire::{CookieRef, Scope};
 
 use crate::log::Deletion;
 
@@ -66,7 +66,7 @@ impl QueuedCookie {
         }
     }
 
-    fn user_id(&self) -> &str {
+    pub(super) fn user_id(&self) -> &str {
         as_text(&self.ids[..usize::from(self.user_id_bytes)])
     }
 
@@ -88,8 +88,8 @@ impl QueuedCookie {
         }
     }
 
-    fn has_ids_of(&self, cookie: &CookieRef<'_>) -> bool {
-        self.dsp_id == cookie.dsp_id && self.user_id() == cookie.user_id
+    fn has_ids(&self, user_id: &str, dsp_id: u32) -> bool {
+        self.dsp_id == dsp_id && self.user_id() == user_id
     }
 
     fn bytes(&self) -> u64 {
@@ -154,34 +154,29 @@ impl CookieTable {
         CookieState::Queued(self.next_position)
     }
 
-    /// Finds the cookie of the same user and DSP.
-    pub(super) fn find(&self, cookie: &CookieRef<'_>) -> Option<CookieIndex> {
+    /// Finds the cookie of a user at a DSP.
+    pub(super) fn find(&self, user_id: &str, dsp_id: u32) -> Option<CookieIndex> {
         if self.index.is_empty() {
             return None;
         }
-        let hash = self.hash(cookie.dsp_id, cookie.user_id);
-        let matches =
-            |(known, at): &(u32, CookieIndex)| *known == hash && self.get(*at).has_ids_of(cookie);
+        let hash = self.hash(dsp_id, user_id);
+        let matches = |(known, at): &(u32, CookieIndex)| {
+            *known == hash && self.get(*at).has_ids(user_id, dsp_id)
+        };
         self.index.find(spread(hash), matches).map(|(_, at)| *at)
     }
 
     /// The cookies that a deletion covers. Costs a lookup per DSP, or a scan for all users of a DSP.
     pub(super) fn covered_by(&self, deletion: &Deletion) -> Vec<CookieIndex> {
-        let find = |dsp_id| {
-            self.find(&CookieRef {
-                user_id: &deletion.user_id,
-                dsp_id,
-                buyer_uid: "",
-                age_micros: 0,
-            })
-        };
-        let mut covered: Vec<CookieIndex> = match (&*deletion.user_id, deletion.dsp_id) {
-            ("", dsp_id) => {
-                let all = self.by_age.iter().map(|(_, at)| *at);
-                all.filter(|at| self.get(*at).dsp_id == dsp_id).collect()
+        let all = || self.by_age.iter().map(|(_, at)| *at);
+        let mut covered: Vec<CookieIndex> = match &deletion.scope {
+            Scope::Match(user, dsp_id) => self.find(user, *dsp_id).into_iter().collect(),
+            Scope::User(user) => {
+                let dsps = self.dsps.keys();
+                dsps.filter_map(|dsp_id| self.find(user, *dsp_id)).collect()
             }
-            (_, 0) => self.dsps.keys().copied().filter_map(find).collect(),
-            (_, dsp_id) => find(dsp_id).into_iter().collect(),
+            Scope::Dsp(dsp_id) => all().filter(|at| self.get(*at).dsp_id == *dsp_id).collect(),
+            Scope::All => all().collect(),
         };
         let until = deletion.until_unix_micros.unwrap_or(u64::MAX);
         covered.retain(|at| self.get(*at).accepted_unix_micros <= until);

@@ -171,7 +171,8 @@ impl DspQueue {
         if self.cookies.len() == 0 {
             return None;
         }
-        self.cookies.find(&cookie.cookie())
+        let cookie = cookie.cookie();
+        self.cookies.find(cookie.user_id, cookie.dsp_id)
     }
 
     /// Queues a cookie that the spool of the previous run contained.
@@ -180,7 +181,7 @@ impl DspQueue {
         if now.saturating_sub(cookie.accepted) > AGE_NANOS_MAX {
             return self.counters.drop(DropReason::Bound, 1);
         }
-        if let Some(at) = self.cookies.find(&cookie.cookie()) {
+        if let Some(at) = self.cookies.find(cookie.user_id(), cookie.dsp_id) {
             self.counters.superseded += 1;
             if self.cookies.get(at).accepted <= cookie.accepted {
                 self.cookies.replace(at, cookie);

@@ -17,7 +17,9 @@ use bytes::{Buf as _, Bytes};
 use proto::{
     ids,
     limits::CHUNK_BYTES_MAX,
-    wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage},
+    wire::{
+        self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
+    },
 };
 use runtime::file_lock::FileLock;
 use rustix::fs::OFlags;
@@ -182,8 +184,10 @@ fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Re
         let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(rest.split_to(length)) else {
             return Err(corrupt());
         };
-        for cookie in chunk.cookies() {
-            let cookie = cookie.map_err(|_| corrupt())?;
+        for record in chunk.records() {
+            let Ok(Record::Set(cookie)) = record else {
+                return Err(corrupt());
+            };
             let is_valid = ids::is_user_id(cookie.user_id.as_bytes())
                 && ids::is_dsp_id(cookie.dsp_id)
                 && ids::is_buyer_uid_of_stream(cookie.buyer_uid);

@@ -108,7 +108,8 @@ impl<'a> StagedCookie<'a> {
 
     /// The decoded cookie.
     pub(crate) fn cookie(self) -> CookieRef<'a> {
-        wire::decode_cookie(self.encoded).expect(ENCODED)
+        let record = wire::decode_record(self.encoded).expect(ENCODED);
+        record.cookie().expect("a batch contains no deletions")
     }
 }
 

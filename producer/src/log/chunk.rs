@@ -82,8 +82,8 @@ impl Chunk {
         let skip =
             usize::try_from(first - self.first()).expect("a chunk has fewer than 2^32 cookies");
         let mut buffer = vec![0; wire::HEADROOM_BYTES];
-        for cookie in self.cookies_from(self.first()).cookies().skip(skip) {
-            wire::put_cookie(&mut buffer, &cookie.expect("a sealed chunk is valid"));
+        for record in self.cookies_from(self.first()).records().skip(skip) {
+            wire::put_record(&mut buffer, &record.expect("a sealed chunk is valid"));
         }
         let header = ChunkHeader {
             first_sequence: first,

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use proto::{
     limits::AGE_MICROS_MAX,
-    wire::{self, ChunkHeader, CookieRef},
+    wire::{self, ChunkHeader, CookieRef, Record},
 };
 use tokio::sync::oneshot;
 
@@ -108,13 +108,10 @@ impl Open {
         }
     }
 
-    /// The cookie with its age in this chunk, if it was accepted at `accepted`.
-    fn with_age<'a>(&self, cookie: CookieRef<'a>, accepted: u64) -> CookieRef<'a> {
+    /// The record with its age in this chunk, if it was accepted at `accepted`.
+    fn with_age<'a>(&self, record: Record<'a>, accepted: u64) -> Record<'a> {
         let age_micros = self.accepted_unix_micros.saturating_sub(accepted);
-        CookieRef {
-            age_micros: age_micros.min(AGE_MICROS_MAX),
-            ..cookie
-        }
+        record.with_age(age_micros.min(AGE_MICROS_MAX))
     }
 
     /// The age at which to seal, as a multiple of [`Config::chunk_age`](super::Config): three while the buffer is small.
@@ -180,7 +177,7 @@ impl Log {
             if let Some(aged_at) = batch.aged_at() {
                 return batch.retain(|staged| {
                     let cookie = staged.cookie();
-                    self.put(open, now, cookie, aged_at - cookie.age_micros);
+                    self.put(open, now, Record::Set(cookie), aged_at - cookie.age_micros);
                     false
                 });
             }
@@ -216,7 +213,7 @@ impl Log {
         }
         self.append_by(|open, now| {
             for (cookie, accepted) in cookies {
-                self.put(open, now, cookie, accepted);
+                self.put(open, now, Record::Set(cookie), accepted);
             }
         })
     }
@@ -252,10 +249,8 @@ impl Log {
         let now = self.shared.now();
         for (deletions, appended) in mem::take(&mut open.pending) {
             for deletion in deletions {
-                let record = CookieRef {
-                    user_id: &deletion.user_id,
-                    dsp_id: deletion.dsp_id,
-                    buyer_uid: "",
+                let record = Record::Delete {
+                    scope: deletion.scope.as_ref().map(String::as_str),
                     age_micros: 0,
                 };
                 let until = deletion.until_unix_micros.unwrap_or(now);
@@ -267,13 +262,13 @@ impl Log {
         }
     }
 
-    /// Puts one cookie that was accepted at `accepted` into the open buffer.
-    fn put(&self, open: &mut Open, now: u64, cookie: CookieRef<'_>, accepted: u64) {
-        self.seal_if_full(open, wire::cookie_bytes(&open.with_age(cookie, accepted)));
+    /// Puts one record that was accepted at `accepted` into the open buffer.
+    fn put(&self, open: &mut Open, now: u64, record: Record<'_>, accepted: u64) {
+        self.seal_if_full(open, wire::record_bytes(&open.with_age(record, accepted)));
         open.begin(now, &self.shared);
         open.reserve(1);
-        let aged = open.with_age(cookie, accepted);
-        wire::put_cookie(&mut open.buffer, &aged);
+        let aged = open.with_age(record, accepted);
+        wire::put_record(&mut open.buffer, &aged);
         open.count += 1;
     }
 

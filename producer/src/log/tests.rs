@@ -72,8 +72,9 @@ fn sequences(message: Bytes) -> Vec<u64> {
     };
     assert_eq!(chunk.header().epoch, CONFIG.epoch);
     let sequences: Vec<u64> = chunk
-        .cookies()
-        .map(|cookie| cookie.unwrap().user_id[5..].parse().unwrap())
+        .records()
+        .map(|record| record.unwrap().cookie().unwrap())
+        .map(|cookie| cookie.user_id[5..].parse().unwrap())
         .collect();
     assert_eq!(sequences.first(), Some(&chunk.header().first_sequence));
     assert_eq!(sequences.last(), Some(&chunk.header().last_sequence()));

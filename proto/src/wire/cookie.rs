@@ -1,8 +1,10 @@
-//! Decoding of single cookies.
+//! Encoding and decoding of single cookies.
 
 use super::{
-    CookieRef, WireError,
+    CHUNK_COOKIES, COOKIE_AGE, COOKIE_BUYER_UID, COOKIE_DELETED, COOKIE_DSP_ID, COOKIE_USER_ID,
+    CookieRef, Record, Scope, WireError,
     fields::{Fields, Value},
+    put_varint, varint_bytes,
 };
 use crate::limits::AGE_MICROS_MAX;
 
@@ -53,33 +55,136 @@ pub(super) fn is_deletion(encoded: &[u8]) -> Result<bool, WireError> {
 ///
 /// # Errors
 /// If the bytes are not a `Cookie`.
-pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
-    let mut cookie = CookieRef {
-        user_id: "",
-        dsp_id: 0,
-        buyer_uid: "",
-        age_micros: 0,
-    };
-    let mut deleted = false;
+pub fn decode_record(encoded: &[u8]) -> Result<Record<'_>, WireError> {
+    let (mut user_id, mut dsp_id, mut buyer_uid, mut age_micros, mut deleted) =
+        ("", 0, "", 0, false);
     let mut fields = Fields::new(encoded);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Bytes(bytes)) => cookie.user_id = utf8(bytes)?,
-            (2, Value::Varint(dsp_id)) => {
-                cookie.dsp_id = u32::try_from(dsp_id).map_err(|_| WireError::Range)?;
+            (1, Value::Bytes(bytes)) => user_id = utf8(bytes)?,
+            (2, Value::Varint(dsp)) => {
+                dsp_id = u32::try_from(dsp).map_err(|_| WireError::Range)?;
             }
-            (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
-            (4, Value::Varint(age)) => cookie.age_micros = age.min(AGE_MICROS_MAX),
+            (3, Value::Bytes(bytes)) => buyer_uid = utf8(bytes)?,
+            (4, Value::Varint(age)) => age_micros = age.min(AGE_MICROS_MAX),
             (5, Value::Varint(value)) => deleted = value != 0,
             (1..=5, _) => return Err(WireError::WireType),
             _ => {}
         }
     }
-    if deleted == cookie.is_deletion() {
-        Ok(cookie)
-    } else {
-        Err(WireError::Deletion)
+    match (deleted, buyer_uid) {
+        (false, "") => Err(WireError::Deletion),
+        (false, _) => Ok(Record::Set(CookieRef {
+            user_id,
+            dsp_id,
+            buyer_uid,
+            age_micros,
+        })),
+        (true, "") if !user_id.is_empty() || dsp_id > 0 => Ok(Record::Delete {
+            scope: Scope::from_ids(user_id, dsp_id),
+            age_micros,
+        }),
+        (true, _) => Err(WireError::Deletion),
     }
+}
+
+/// Number of bytes that [`put_cookie`] appends for this cookie.
+pub fn cookie_bytes(cookie: &CookieRef<'_>) -> usize {
+    record_bytes(&Record::Set(*cookie))
+}
+
+/// Number of bytes that [`put_record`] appends for this record.
+pub fn record_bytes(record: &Record<'_>) -> usize {
+    let length = EncodedCookie::of(record).bytes();
+    1 + varint_bytes(length as u64) + length
+}
+
+/// Appends a cookie as a field of a chunk: tag, length, `Cookie`.
+///
+/// Allocates only to grow `buffer`.
+pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
+    put_record(buffer, &Record::Set(*cookie));
+}
+
+/// Appends a record like [`put_cookie`].
+#[inline]
+pub fn put_record(buffer: &mut Vec<u8>, record: &Record<'_>) {
+    EncodedCookie::of(record).put(buffer);
+}
+
+/// The fields of a `Cookie` message.
+struct EncodedCookie<'a> {
+    user_id: &'a str,
+    dsp_id: u32,
+    /// `None` in a deletion.
+    buyer_uid: Option<&'a str>,
+    age_micros: u64,
+}
+
+impl<'a> EncodedCookie<'a> {
+    #[inline]
+    fn of(record: &Record<'a>) -> Self {
+        match *record {
+            Record::Set(cookie) => Self {
+                user_id: cookie.user_id,
+                dsp_id: cookie.dsp_id,
+                buyer_uid: Some(cookie.buyer_uid),
+                age_micros: cookie.age_micros,
+            },
+            Record::Delete { scope, age_micros } => {
+                let (user_id, dsp_id) = scope.ids();
+                Self {
+                    user_id,
+                    dsp_id,
+                    buyer_uid: None,
+                    age_micros,
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn bytes(&self) -> usize {
+        let age = match self.age_micros {
+            0 => 0,
+            age => 1 + varint_bytes(age),
+        };
+        // A deletion has a flag of one byte instead of a buyer uid.
+        let value = self
+            .buyer_uid
+            .map_or(1, |uid| varint_bytes(uid.len() as u64) + uid.len());
+        1 + varint_bytes(self.user_id.len() as u64)
+            + self.user_id.len()
+            + 1
+            + varint_bytes(u64::from(self.dsp_id))
+            + 1
+            + value
+            + age
+    }
+
+    #[inline]
+    fn put(&self, buffer: &mut Vec<u8>) {
+        buffer.push(CHUNK_COOKIES);
+        put_varint(buffer, self.bytes() as u64);
+        put_text(buffer, COOKIE_USER_ID, self.user_id);
+        buffer.push(COOKIE_DSP_ID);
+        put_varint(buffer, u64::from(self.dsp_id));
+        match self.buyer_uid {
+            Some(uid) => put_text(buffer, COOKIE_BUYER_UID, uid),
+            None => buffer.extend_from_slice(&[COOKIE_DELETED, 1]),
+        }
+        if self.age_micros > 0 {
+            buffer.push(COOKIE_AGE);
+            put_varint(buffer, self.age_micros);
+        }
+    }
+}
+
+#[inline]
+fn put_text(buffer: &mut Vec<u8>, tag: u8, text: &str) {
+    buffer.push(tag);
+    put_varint(buffer, text.len() as u64);
+    buffer.extend_from_slice(text.as_bytes());
 }
 
 fn utf8(bytes: &[u8]) -> Result<&str, WireError> {

@@ -22,18 +22,32 @@ fn cookies(count: u32) -> Vec<v1::Cookie> {
     (0..count).map(cookie).collect()
 }
 
+fn record(cookie: &v1::Cookie) -> Record<'_> {
+    let v1::Cookie {
+        user_id,
+        dsp_id,
+        buyer_uid,
+        age_micros,
+        ..
+    } = cookie;
+    if cookie.deleted {
+        return Record::Delete {
+            scope: Scope::Match(user_id, *dsp_id),
+            age_micros: *age_micros,
+        };
+    }
+    Record::Set(CookieRef {
+        user_id,
+        dsp_id: *dsp_id,
+        buyer_uid,
+        age_micros: *age_micros,
+    })
+}
+
 fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
     let mut buffer = vec![0; HEADROOM_BYTES];
     for cookie in cookies {
-        put_cookie(
-            &mut buffer,
-            &CookieRef {
-                user_id: &cookie.user_id,
-                dsp_id: cookie.dsp_id,
-                buyer_uid: &cookie.buyer_uid,
-                age_micros: cookie.age_micros,
-            },
-        );
+        put_record(&mut buffer, &record(cookie));
     }
     let header = ChunkHeader {
         epoch: u64::MAX,
@@ -77,15 +91,9 @@ fn sealed_chunk_is_decoded_equally_by_prost_and_chunk_ref() {
             panic!("not a chunk");
         };
         assert_eq!(*chunk.header(), header);
-        let decoded: Vec<_> = chunk.cookies().map(Result::unwrap).collect();
-        assert_eq!(decoded.len(), cookies.len());
-        for (decoded, cookie) in decoded.iter().zip(&cookies) {
-            assert_eq!(
-                (decoded.user_id, decoded.dsp_id, decoded.buyer_uid),
-                (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid)
-            );
-            assert_eq!(decoded.age_micros, cookie.age_micros);
-        }
+        let decoded: Vec<_> = chunk.records().map(Result::unwrap).collect();
+        let expected: Vec<_> = cookies.iter().map(record).collect();
+        assert_eq!(decoded, expected);
     }
 }
 
@@ -103,7 +111,7 @@ fn cookie_encoding_is_stable() {
         put_cookie(&mut buffer, &cookie);
         assert_eq!(buffer, expected);
         assert_eq!(cookie_bytes(&cookie), buffer.len());
-        assert_eq!(decode_cookie(&buffer[2..]), Ok(cookie));
+        assert_eq!(decode_record(&buffer[2..]), Ok(Record::Set(cookie)));
         put_cookie(&mut buffer, &cookie);
         assert_eq!(first_cookie(&buffer), Ok((&expected[2..], expected.len())));
         assert_eq!(cookie_dsp(&expected[2..]), Ok(300));
@@ -125,12 +133,13 @@ fn cookie_encoding_is_stable() {
 fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     let aged = |age_micros| {
         let cookie = v1::Cookie {
+            user_id: "u".to_owned(),
             age_micros,
             deleted: true,
             ..v1::Cookie::default()
         };
         let encoded = cookie.encode_to_vec();
-        decode_cookie(&encoded).unwrap().age_micros
+        decode_record(&encoded).unwrap().age_micros()
     };
     assert_eq!(aged(AGE_MICROS_MAX), AGE_MICROS_MAX);
     assert_eq!(aged(u64::MAX), AGE_MICROS_MAX);
@@ -143,7 +152,7 @@ fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     let accepted = [0, 99, 100, 1_000].map(|chunk| cookie.accepted_unix_micros(chunk));
     assert_eq!(accepted, [0, 0, 0, 900]);
     assert_eq!(
-        decode_cookie(b"\x21\0\0\0\0\0\0\0\0"),
+        decode_record(b"\x21\0\0\0\0\0\0\0\0"),
         Err(WireError::WireType)
     );
 }
@@ -186,21 +195,34 @@ fn chunk_of_deletions_has_no_messages_unless_they_are_requested() {
 #[test]
 fn cookie_has_either_a_buyer_uid_or_the_flag_of_a_deletion() {
     #[track_caller]
-    fn check(buyer_uid: &str, deleted: bool, expected: Result<bool, WireError>) {
+    fn check(ids: (&str, u32), buyer_uid: &str, deleted: bool, expected: Option<Scope<&str>>) {
         let cookie = v1::Cookie {
-            user_id: "u".to_owned(),
+            user_id: ids.0.to_owned(),
+            dsp_id: ids.1,
             buyer_uid: buyer_uid.to_owned(),
             deleted,
             ..v1::Cookie::default()
         };
         let encoded = cookie.encode_to_vec();
-        let read = decode_cookie(&encoded).map(|cookie| cookie.is_deletion());
-        assert_eq!(read, expected);
+        let expected = expected.map(|scope| Record::Delete {
+            scope,
+            age_micros: 0,
+        });
+        assert_eq!(decode_record(&encoded), expected.ok_or(WireError::Deletion));
+        if let Some(record) = expected {
+            let mut buffer = Vec::new();
+            put_record(&mut buffer, &record);
+            assert_eq!(buffer.len(), record_bytes(&record));
+            let written = v1::Cookie::decode(&buffer[2..]).unwrap();
+            assert_eq!(written, cookie);
+        }
     }
-    check("b", false, Ok(false));
-    check("", true, Ok(true));
-    check("", false, Err(WireError::Deletion));
-    check("b", true, Err(WireError::Deletion));
+    check(("u", 1), "", true, Some(Scope::Match("u", 1)));
+    check(("u", 0), "", true, Some(Scope::User("u")));
+    check(("", 1), "", true, Some(Scope::Dsp(1)));
+    check(("", 0), "", true, None);
+    check(("u", 1), "", false, None);
+    check(("u", 1), "b", true, None);
 }
 
 #[test]
@@ -226,7 +248,7 @@ fn truncated_or_corrupt_bytes_never_panic() {
     let message = strip_prefix(&wire);
     let read = |bytes: Bytes| {
         if let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(bytes) {
-            chunk.cookies().take_while(Result::is_ok).count()
+            chunk.records().take_while(Result::is_ok).count()
         } else {
             0
         }

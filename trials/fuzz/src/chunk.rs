@@ -12,7 +12,7 @@ use prost::Message;
 use proto::{
     limits::{AGE_MICROS_MAX, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     v1,
-    wire::{ChunkRef, FRAME_PREFIX_BYTES, StreamMessage, encode_event},
+    wire::{ChunkRef, FRAME_PREFIX_BYTES, Record, StreamMessage, encode_event},
 };
 
 /// Decodes one message without its gRPC prefix. Encoding must not change an event. A chunk must decode as with prost, and each of its
@@ -39,7 +39,7 @@ fn check_chunk(chunk: &ChunkRef) {
     let header = *chunk.header();
     assert!(header.count > 0);
     assert!(header.last_sequence() >= header.first_sequence);
-    let decoded: Vec<_> = chunk.cookies().collect();
+    let decoded: Vec<_> = chunk.records().collect();
     assert!(
         decoded.len() <= chunk.body().len(),
         "every cookie has at least one byte"
@@ -47,10 +47,20 @@ fn check_chunk(chunk: &ChunkRef) {
     let errors = decoded.iter().filter(|cookie| cookie.is_err()).count();
     if let (0, Ok(read)) = (errors, v1::Chunk::decode(chunk.body().clone())) {
         assert_eq!(read.cookies.len(), decoded.len());
-        for (read, cookie) in read.cookies.iter().zip(decoded.iter().flatten()) {
-            let ours = (cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
-            assert_eq!((&*read.user_id, read.dsp_id, &*read.buyer_uid), ours);
-            assert_eq!(read.age_micros.min(AGE_MICROS_MAX), cookie.age_micros);
+        for (read, record) in read.cookies.iter().zip(decoded.iter().flatten()) {
+            let (user_id, dsp_id, buyer_uid) = match *record {
+                Record::Set(cookie) => (cookie.user_id, cookie.dsp_id, cookie.buyer_uid),
+                Record::Delete { scope, .. } => {
+                    let (user_id, dsp_id) = scope.ids();
+                    (user_id, dsp_id, "")
+                }
+            };
+            assert_eq!(
+                (&*read.user_id, read.dsp_id, &*read.buyer_uid),
+                (user_id, dsp_id, buyer_uid)
+            );
+            assert_eq!(read.deleted, buyer_uid.is_empty());
+            assert_eq!(read.age_micros.min(AGE_MICROS_MAX), record.age_micros());
         }
     }
 

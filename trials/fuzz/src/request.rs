@@ -17,7 +17,7 @@ use producer::{
 use proto::{
     ids::hygiene,
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
-    wire::{self, ChunkHeader, CookieRef, StreamMessage},
+    wire::{self, ChunkHeader, CookieRef, Record, StreamMessage},
 };
 use runtime::listen::proxy::{self, HEADER_BYTES_MAX};
 
@@ -164,6 +164,6 @@ pub(crate) fn check_chunk(cookie: &CookieRef<'_>) {
     else {
         panic!("the sealed bytes are not a chunk");
     };
-    let cookies: Vec<_> = chunk.cookies().collect();
-    assert_eq!(cookies, [Ok(*cookie)]);
+    let cookies: Vec<_> = chunk.records().collect();
+    assert_eq!(cookies, [Ok(Record::Set(*cookie))]);
 }

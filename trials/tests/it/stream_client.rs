@@ -9,7 +9,7 @@ use proto::{
         Cookie, Cursor, Gap, GetCookiesRequest, Hello, StartPosition, SubscribeRequest,
         TimesToLive, event::Event,
     },
-    wire::{CookieRef, StreamMessage, decode_cookie},
+    wire::{Record, StreamMessage, decode_record},
 };
 use tonic::{IntoRequest, Request, Status, Streaming, transport::Endpoint};
 
@@ -159,8 +159,8 @@ impl Subscription {
                 let header = *chunk.header();
                 ensure!(header.epoch == self.hello.epoch, "wrong epoch: {header:?}");
                 let before = self.cookies.len();
-                for cookie in chunk.cookies() {
-                    self.cookies.push(owned(&cookie?));
+                for record in chunk.records() {
+                    self.cookies.push(owned(&record?));
                 }
                 let count = (self.cookies.len() - before) as u64;
                 ensure!(
@@ -263,7 +263,7 @@ impl CookieStream {
     pub(crate) async fn read(&mut self) -> Result<()> {
         let message = within_timeout("a cookie", self.messages.message()).await??;
         let message = message.context("the stream ended with OK")?;
-        self.cookies.push(owned(&decode_cookie(&message)?));
+        self.cookies.push(owned(&decode_record(&message)?));
         Ok(())
     }
 
@@ -271,7 +271,7 @@ impl CookieStream {
     pub(crate) async fn read_single(&mut self) -> Result<usize> {
         let message = within_timeout("a cookie", self.messages.message()).await??;
         let message = message.context("the stream ended")?;
-        self.cookies.push(owned(&decode_cookie(&message)?));
+        self.cookies.push(owned(&decode_record(&message)?));
         check_size(&message)?;
         Ok(message.len())
     }
@@ -280,7 +280,7 @@ impl CookieStream {
     pub(crate) async fn read_to_end(&mut self) -> Result<Status> {
         loop {
             match within_timeout("a cookie", self.messages.message()).await? {
-                Ok(Some(message)) => self.cookies.push(owned(&decode_cookie(&message)?)),
+                Ok(Some(message)) => self.cookies.push(owned(&decode_record(&message)?)),
                 Ok(None) => bail!("the stream ended with OK"),
                 Err(status) => return Ok(status),
             }
@@ -302,13 +302,20 @@ fn check_size(message: &Bytes) -> Result<()> {
     Ok(())
 }
 
-fn owned(cookie: &CookieRef<'_>) -> Cookie {
+fn owned(record: &Record<'_>) -> Cookie {
+    let (user_id, dsp_id, buyer_uid) = match *record {
+        Record::Set(cookie) => (cookie.user_id, cookie.dsp_id, cookie.buyer_uid),
+        Record::Delete { scope, .. } => {
+            let (user_id, dsp_id) = scope.ids();
+            (user_id, dsp_id, "")
+        }
+    };
     Cookie {
-        user_id: cookie.user_id.to_owned(),
-        dsp_id: cookie.dsp_id,
-        buyer_uid: cookie.buyer_uid.to_owned(),
-        age_micros: cookie.age_micros,
-        deleted: cookie.is_deletion(),
+        user_id: user_id.to_owned(),
+        dsp_id,
+        buyer_uid: buyer_uid.to_owned(),
+        age_micros: record.age_micros(),
+        deleted: buyer_uid.is_empty(),
         padding: Bytes::new(),
     }
 }

@@ -3,10 +3,14 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
+use proto::wire::Scope;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::*;
-use crate::store::{Compaction, Expiry, ExpiryResult, StoreError};
+use crate::{
+    deletions::Deletion,
+    store::{Compaction, Expiry, ExpiryResult, StoreError},
+};
 
 /// A store in which each job hangs. It reports the floors that it received.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ impl Upkeep for HangingStore {
 
     async fn remove_dsp(
         &self,
-        _: &Deletion,
+        _: &DspDeletion,
         _: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         std::future::pending().await
@@ -54,8 +58,7 @@ impl Upkeep for HangingStore {
 
 fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
     Deletion {
-        user_id: user.as_bytes().into(),
-        dsp_id,
+        scope: Scope::from_ids(user.as_bytes().into(), dsp_id),
         until_unix_micros,
     }
 }

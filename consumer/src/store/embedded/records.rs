@@ -3,7 +3,7 @@
 //! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of a user,
 //! but none of another user whose id begins with the same bytes. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
-use proto::limits::USER_ID_BYTES_MAX;
+use proto::{limits::USER_ID_BYTES_MAX, wire::Scope};
 
 use crate::{
     batch::{BatchCookie, Cursor},
@@ -105,7 +105,8 @@ pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
 
 /// The key of a deletion: a prefix, then the same bytes as in the key of a cookie. The user is empty if a DSP is deleted.
 pub(super) fn deletion_key(deletion: &Deletion) -> Vec<u8> {
-    let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
+    let (user_id, dsp_id) = deletion.ids();
+    let key = CookieKey::of(user_id, dsp_id);
     [DELETION_PREFIX, key.as_slice()].concat()
 }
 
@@ -120,8 +121,7 @@ pub(super) fn decode_deletion(key: &[u8], value: &[u8]) -> Option<StoredDeletion
     let (user_id, dsp) = key.strip_prefix(DELETION_PREFIX)?.split_last_chunk::<4>()?;
     Some(StoredDeletion {
         deletion: Deletion {
-            user_id: user_id.strip_suffix(&[0])?.into(),
-            dsp_id: u32::from_be_bytes(*dsp),
+            scope: Scope::from_ids(user_id.strip_suffix(&[0])?.into(), u32::from_be_bytes(*dsp)),
             until_unix_micros: be_u64(value)?,
         },
         is_finished: value.get(8) == Some(&1),

@@ -8,6 +8,7 @@ use std::{ops::Bound, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use fjall::{OwnedWriteBatch, PersistMode};
+use proto::wire::Scope;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ use super::{
     },
 };
 use crate::{
-    deletions::{Deletion, Deletions},
+    deletions::{Deletion, Deletions, DspDeletion},
     store::{Compaction, Expiry, ExpiryResult, StoreError, Upkeep},
 };
 
@@ -53,12 +54,12 @@ impl Upkeep for EmbeddedStore {
 
     async fn remove_dsp(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         let (mut from, mut removed) = (Bound::Unbounded, 0);
         loop {
-            let (now, begin) = (deletion.clone(), from);
+            let (now, begin) = (*deletion, from);
             let step = self.run(move |inner| inner.remove_step(&now, begin));
             let (of_step, last) = step.await?;
             removed += of_step;
@@ -101,14 +102,14 @@ impl Inner {
                 let value = deletion_value(deletion, false);
                 writes.insert(&self.meta, deletion_key(deletion), value);
             }
-            if deletion.user_id.is_empty() {
+            let (Scope::Match(user_id, _) | Scope::User(user_id)) = &deletion.scope else {
                 // The job of the DSP removes these cookies.
                 continue;
-            }
-            for pair in self.cookies.prefix(user_prefix(&deletion.user_id)) {
+            };
+            for pair in self.cookies.prefix(user_prefix(user_id)) {
                 let (key, value) = pair.into_inner()?;
                 let is_concerned = dsp_of(&key).is_some_and(|dsp_id| deletion.removes_from(dsp_id));
-                if is_concerned && is_covered(&value, deletion) {
+                if is_concerned && is_covered(&value, deletion.until_unix_micros) {
                     writes.remove(&self.cookies, &*key);
                 }
             }
@@ -126,7 +127,7 @@ impl Inner {
     /// returns `None` as the last key and records that the deletion is finished.
     fn remove_step(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         from: Bound<Vec<u8>>,
     ) -> fjall::Result<(u64, Option<Vec<u8>>)> {
         // No newer cookie is written between the read and the removal.
@@ -135,7 +136,9 @@ impl Inner {
         let (mut removed, mut last) = (0, None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
             let (key, value) = pair.into_inner()?;
-            if dsp_of(&key) == Some(deletion.dsp_id) && is_covered(&value, deletion) {
+            if dsp_of(&key) == Some(deletion.dsp_id)
+                && is_covered(&value, deletion.until_unix_micros)
+            {
                 writes.remove(&self.cookies, &*key);
                 removed += 1;
             }
@@ -145,9 +148,10 @@ impl Inner {
             }
         }
         let is_end = last.is_none();
-        if is_end && self.kept(deletion)? == Some(deletion.until_unix_micros) {
-            let value = deletion_value(deletion, true);
-            writes.insert(&self.meta, deletion_key(deletion), value);
+        let deletion = Deletion::from(*deletion);
+        if is_end && self.kept(&deletion)? == Some(deletion.until_unix_micros) {
+            let value = deletion_value(&deletion, true);
+            writes.insert(&self.meta, deletion_key(&deletion), value);
         }
         writes.commit()?;
         if is_end {
@@ -169,7 +173,7 @@ impl Inner {
     }
 }
 
-/// Whether a deletion of its user or DSP covers a cookie with this value.
-fn is_covered(value: &[u8], deletion: &Deletion) -> bool {
-    be_u64(value).is_some_and(|at| at <= deletion.until_unix_micros)
+/// Whether a deletion of its user or DSP up to this time covers a cookie with this value.
+fn is_covered(value: &[u8], until_unix_micros: u64) -> bool {
+    be_u64(value).is_some_and(|at| at <= until_unix_micros)
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     batch::Cursor,
-    deletions::Deletion,
+    deletions::{Deletion, DspDeletion},
     store::{Compaction, Expiry, ExpiryResult, StoreError, Upkeep},
     ttl,
 };
@@ -51,7 +51,7 @@ impl Upkeep for MongodbStore {
 
     async fn remove_dsp(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         self.breakers.may_try(deletion.dsp_id)?;
@@ -74,8 +74,7 @@ impl Upkeep for MongodbStore {
                 }
             }
         }
-        let finished = std::slice::from_ref(deletion);
-        self.put_deletions(finished, "done", &connection.journaled())
+        self.put_deletions(&[(*deletion).into()], "done", &connection.journaled())
             .await?;
         Ok(Some(removed))
     }

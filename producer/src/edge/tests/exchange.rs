@@ -2,6 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
+use proto::wire::Record;
 use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
@@ -134,10 +135,11 @@ fn recorded(log: &Log) -> Vec<String> {
     let mut reader = log.reader(1, u64::MAX, 0);
     let mut recorded = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
-        for cookie in chunk.cookies_from(first).cookies() {
-            let cookie = cookie.unwrap();
-            let record = format!("{} {} {}", cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
-            recorded.push(record);
+        for record in chunk.cookies_from(first).records() {
+            recorded.push(match record.unwrap() {
+                Record::Set(it) => format!("{} {} {}", it.user_id, it.dsp_id, it.buyer_uid),
+                Record::Delete { scope, .. } => format!("{scope:?}"),
+            });
         }
     }
     recorded

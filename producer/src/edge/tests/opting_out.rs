@@ -42,7 +42,7 @@ fn opt_out_page_states_the_cause_of_a_refusal_and_marks_cookies_of_frames() {
         &format!("{same}cookie: ex=u; uid=no; ex=v; ex=u\r\n"),
     );
     assert_eq!(opted_out.status(), "303 See Other");
-    assert_eq!(opted_out.recorded, ["u 0 ", "v 0 "]);
+    assert_eq!(opted_out.recorded, ["User(\"u\")", "User(\"v\")"]);
     assert_eq!(opted_out.head().matches("\r\nset-cookie: ").count(), 1);
     let in_frame = post("choice=out", &format!("{same}sec-fetch-dest: iframe\r\n"));
     assert!(

@@ -1,5 +1,7 @@
 //! Tests of deletions of queued cookies.
 
+use proto::wire::Scope;
+
 use super::{SECOND, World};
 use crate::{inlet::counters::DropReason, log::Deletion};
 
@@ -17,8 +19,7 @@ rules = [ { id = "limit", rate = "1/s", burst = 1 } ]
 
 fn deletion(user: &str, dsp_id: u32, until_unix_micros: Option<u64>) -> Deletion {
     Deletion {
-        user_id: user.to_owned(),
-        dsp_id,
+        scope: Scope::from_ids(user.to_owned(), dsp_id),
         until_unix_micros,
     }
 }

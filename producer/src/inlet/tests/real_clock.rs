@@ -75,8 +75,8 @@ impl Producer {
         self.log.close();
         let mut all = Vec::new();
         while let Delivery::Chunk { chunk, first } = reader.next().await {
-            for cookie in chunk.cookies_from(first).cookies() {
-                let cookie = cookie.unwrap();
+            for record in chunk.cookies_from(first).records() {
+                let cookie = record.unwrap().cookie().unwrap();
                 all.push((cookie.user_id.to_owned(), cookie.age_micros > 0));
             }
         }

@@ -13,8 +13,8 @@ pub(super) fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
             chunk.header().first_sequence..,
             chunk.header().accepted_unix_micros,
         );
-        times.extend(sequences.zip(chunk.cookies()).map(|(sequence, cookie)| {
-            let cookie = cookie.unwrap();
+        times.extend(sequences.zip(chunk.records()).map(|(sequence, record)| {
+            let cookie = record.unwrap().cookie().unwrap();
             assert_eq!(cookie.user_id, user(sequence), "in order");
             (sequence, cookie.accepted_unix_micros(time))
         }));

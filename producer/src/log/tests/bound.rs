@@ -101,14 +101,14 @@ fn check(log: &Log, accepted: &[AcceptedCookie]) -> Result<(), TestCaseError> {
         let chunk = chunk.cookies_from(chunk.first());
         let time = chunk.header().accepted_unix_micros;
         let (mut bytes, mut bytes_before, mut last_call) = (0, 0, usize::MAX);
-        for cookie in chunk.cookies() {
-            let cookie = cookie.unwrap();
+        for record in chunk.records() {
+            let record = record.unwrap();
             let &(accepted, call) = all.next().unwrap();
             if call != last_call {
                 (last_call, bytes_before) = (call, bytes);
             }
-            bytes += wire::cookie_bytes(&cookie);
-            let error = accepted.checked_sub(cookie.accepted_unix_micros(time));
+            bytes += wire::record_bytes(&record);
+            let error = accepted.checked_sub(record.accepted_unix_micros(time));
             let ages = if bytes_before < SMALL_BYTES { 3 } else { 1 };
             prop_assert!(
                 error.is_some_and(|error| error <= ages * CHUNK_AGE),

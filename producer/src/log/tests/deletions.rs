@@ -1,13 +1,13 @@
 //! Tests of deletions, which begin chunks.
 
+use proto::wire::Scope;
 use tokio::sync::oneshot;
 
 use super::{super::Deletion, *};
 
 fn deletion(sequence: u64, until_unix_micros: Option<u64>) -> Vec<Deletion> {
     vec![Deletion {
-        user_id: user(sequence),
-        dsp_id: 7,
+        scope: Scope::Match(user(sequence), 7),
         until_unix_micros,
     }]
 }
@@ -22,11 +22,11 @@ fn records(reader: &mut Reader) -> Vec<Vec<(u64, u64, bool)>> {
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
         let chunk = chunk.cookies_from(first);
         let time = chunk.header().accepted_unix_micros;
-        let records = (chunk.header().first_sequence..).zip(chunk.cookies());
-        let records = records.map(|(sequence, cookie)| {
-            let cookie = cookie.unwrap();
-            let accepted = cookie.accepted_unix_micros(time);
-            (sequence, accepted, cookie.is_deletion())
+        let records = (chunk.header().first_sequence..).zip(chunk.records());
+        let records = records.map(|(sequence, record)| {
+            let record = record.unwrap();
+            let accepted = record.accepted_unix_micros(time);
+            (sequence, accepted, record.cookie().is_none())
         });
         chunks.push(records.collect());
     }

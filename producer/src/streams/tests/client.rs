@@ -294,8 +294,9 @@ impl Stream {
                     (producer.epoch, self.next)
                 );
                 let mut count = 0;
-                for cookie in chunk.cookies() {
-                    let cookie = cookie.expect("a valid cookie");
+                for record in chunk.records() {
+                    let cookie = record.expect("a valid record").cookie();
+                    let cookie = cookie.expect("no deletion");
                     let (user_id, buyer_uid) = &producer.appended[at(self.next)];
                     assert_eq!(
                         (cookie.user_id, cookie.buyer_uid),

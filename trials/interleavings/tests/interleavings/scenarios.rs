@@ -94,8 +94,9 @@ fn read(reader: Reader, until: u64) -> ReadResult {
             Delivery::Chunk { chunk, first } => {
                 assert_eq!(first, position);
                 let cookies = chunk.cookies_from(first);
-                for (sequence, cookie) in (first..).zip(cookies.cookies()) {
-                    let user = cookie.expect("a valid cookie").user_id.to_owned();
+                for (sequence, record) in (first..).zip(cookies.records()) {
+                    let cookie = record.expect("a valid record").cookie();
+                    let user = cookie.expect("no deletion").user_id.to_owned();
                     assert_eq!(read.users.insert(sequence, user), None, "duplicate");
                 }
                 assert_eq!(read.reader.position(), chunk.last() + 1);

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use consumer::{
     batch::Batch,
-    deletions::{Deletion, Deletions},
+    deletions::{Deletions, DspDeletion},
     store::{
         Backlog, Compaction, Cookies, Expiry, ExpiryResult, FullRetryEntry, Lookup, LookupResult,
         Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep, WriteOutcome,
@@ -209,7 +209,7 @@ impl SimStore {
 
     async fn remove_all(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         for is_last in [false, true] {
@@ -368,7 +368,7 @@ impl Upkeep for SimStore {
 
     async fn remove_dsp(
         &self,
-        deletion: &Deletion,
+        deletion: &DspDeletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         self.remove_all(deletion, stop).await

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::http::HttpClient;
 use bytes::Bytes;
-use proto::{client, v1::GetCookiesRequest, wire::decode_cookie};
+use proto::{client, v1::GetCookiesRequest, wire::decode_record};
 use runtime::{
     connect::{
         Connector, Network, Tcp,
@@ -92,7 +92,8 @@ impl Stream {
     async fn read(&mut self) -> Result<String> {
         let message = within_timeout("a cookie", self.0.message()).await??;
         let message = message.context("the stream ended")?;
-        Ok(decode_cookie(&message)?.user_id.to_owned())
+        let cookie = decode_record(&message)?.cookie();
+        Ok(cookie.context("a deletion")?.user_id.to_owned())
     }
 }
 

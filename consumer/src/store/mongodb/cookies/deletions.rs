@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, TryStreamExt};
 use mongodb::bson::{Document, doc};
+use proto::wire::Scope;
 
 use super::super::{
     MongodbStore,
@@ -87,8 +88,8 @@ impl MongodbStore {
 }
 
 fn id(deletion: &Deletion) -> Document {
-    let user_id = String::from_utf8_lossy(&deletion.user_id).into_owned();
-    doc! { "u": user_id, "d": i64::from(deletion.dsp_id) }
+    let (user_id, dsp_id) = deletion.ids();
+    doc! { "u": String::from_utf8_lossy(user_id).into_owned(), "d": i64::from(dsp_id) }
 }
 
 pub(in super::super) fn micros(unix_micros: u64) -> i64 {
@@ -101,8 +102,10 @@ fn decode(document: &Document) -> Option<StoredDeletion> {
     let done = document.get("done").and_then(number).unwrap_or_default();
     Some(StoredDeletion {
         deletion: Deletion {
-            user_id: id.get_str("u").ok()?.as_bytes().into(),
-            dsp_id: u32::try_from(id.get_i64("d").ok()?).ok()?,
+            scope: Scope::from_ids(
+                id.get_str("u").ok()?.as_bytes().into(),
+                u32::try_from(id.get_i64("d").ok()?).ok()?,
+            ),
             until_unix_micros,
         },
         is_finished: done >= until_unix_micros,

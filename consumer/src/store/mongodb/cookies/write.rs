@@ -136,7 +136,7 @@ impl CollectionWrite {
         let deletions = self.batch.deletions().iter();
         let deletions = deletions.filter(|it| it.removes_from(self.dsp_id));
         let users = deletions.map(|it| {
-            let user_id = String::from_utf8_lossy(&it.user_id).into_owned();
+            let user_id = String::from_utf8_lossy(it.ids().0).into_owned();
             (deleted_before(it.until_unix_micros), user_id.into())
         });
         let mut users: Vec<(u64, Bson)> = users.collect();

@@ -7,9 +7,10 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    deletions::{Deletion, StoredDeletion},
+    deletions::{Deletion, DspDeletion, StoredDeletion},
     store::FullRetryEntry,
 };
+use proto::wire::Scope;
 
 use super::StoreBehavior;
 use crate::load::Pair;
@@ -194,7 +195,7 @@ impl Disk {
     /// Removes the cookies that the deletions of a batch cover. Ignores deletions of DSPs, and cookies of the DSPs `except`.
     pub(super) fn remove_deleted(&mut self, batch: &Batch, except: &BTreeSet<u32>) {
         let deletions = batch.deletions().iter();
-        for deletion in deletions.filter(|deletion| !deletion.is_of_dsp()) {
+        for deletion in deletions.filter(|deletion| deletion.of_dsp().is_none()) {
             self.remove_covered(scope(deletion), deletion.until_unix_micros, except);
         }
     }
@@ -209,8 +210,8 @@ impl Disk {
     }
 
     /// Durably removes a random half, or all, of the cookies that a deletion of a DSP covers.
-    pub(super) fn remove_dsp(&mut self, deletion: &Deletion, is_last: bool) {
-        let scope = scope(deletion);
+    pub(super) fn remove_dsp(&mut self, deletion: &DspDeletion, is_last: bool) {
+        let scope = scope(&(*deletion).into());
         for (pair, value) in self.values() {
             let is_covered = value.accepted_unix_micros <= deletion.until_unix_micros;
             if is_covered && scope.concerns(pair) && (is_last || self.random.bool()) {
@@ -269,8 +270,7 @@ impl Disk {
     pub(super) fn stored_deletions(&self) -> Vec<StoredDeletion> {
         let deletions = self.deletions.iter().map(|(scope, until)| StoredDeletion {
             deletion: Deletion {
-                user_id: scope.user_text().as_bytes().into(),
-                dsp_id: scope.dsp,
+                scope: Scope::from_ids(scope.user_text().as_bytes().into(), scope.dsp),
                 until_unix_micros: *until,
             },
             is_finished: self.finished.get(&scope.dsp) == Some(until),
@@ -306,10 +306,9 @@ impl Disk {
 }
 
 fn scope(deletion: &Deletion) -> Pair {
-    Pair {
-        user: parse_user(&deletion.user_id).unwrap_or(Pair::ALL_USERS),
-        dsp: deletion.dsp_id,
-    }
+    let (user_id, dsp) = deletion.ids();
+    let user = parse_user(user_id).unwrap_or(Pair::ALL_USERS);
+    Pair { user, dsp }
 }
 
 fn parse_user(user_id: &[u8]) -> Option<u64> {
