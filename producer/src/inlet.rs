@@ -10,7 +10,7 @@
 //! An accepted cookie is appended to the log if it is within the limits; otherwise it enters the queue of its DSP
 //! (`queue.rs`). It is *released* at its slot (reserved time) with its age, from which stores compute its acceptance time. A
 //! newer cookie of the same user and DSP supersedes it. See `queue.rs` for cookies that wait too long, and
-//! `docs/dsp-limits.md` for details.
+//! `docs/limits.md` for details.
 //!
 //! # Guarantees
 //!

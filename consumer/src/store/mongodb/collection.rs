@@ -11,7 +11,7 @@
 //!
 //! With these options, inserting a new user takes 19 µs of CPU of mongod 6.0.5 instead of 37, and replacing a stored
 //! cookie 72 µs instead of 147. This was measured with 50 million documents, no index on `t`, and a cache of 4 GiB. See
-//! docs/mongodb-measurements.md. Small pages need 30 % more disk space when newly filled.
+//! docs/mongodb.md. Small pages need 30 % more disk space when newly filled.
 //!
 //! Existing collections keep their options: MongoDB accepts these only at creation.
 

@@ -105,7 +105,7 @@ async fn client_and_server_authenticate_each_other() {
 
 #[tokio::test]
 async fn documented_permissions_are_sufficient() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/shared-limits.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/limiter.md");
     let page = fs::read_to_string(page).unwrap();
     let (_, line) = page.split_once("redis-cli ACL SETUSER ").unwrap();
     let (line, _) = line.split_once("\n```").unwrap();

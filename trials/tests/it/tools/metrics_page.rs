@@ -36,8 +36,8 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-This page is for operators: it lists the Prometheus metrics at `/metrics` of the [admin ports](operation.md#monitoring). A
-*cookie* is a recorded [match](../README.md) of a user's id and a buyer uid.
+This page is for operators: it lists the Prometheus metrics at `/metrics` of the [admin ports](operation.md#monitoring).
+The [glossary](glossary.md) defines terms such as *cookie*.
 
 Metrics whose names end in `_total` are counters, which start at 0 with the process. Histograms are marked. All others are
 gauges. Equations hold in every scrape. Each term stands for a metric of the same group: `delivered`, for example, is

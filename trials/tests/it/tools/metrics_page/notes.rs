@@ -161,7 +161,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_limits_lease",
         "state",
-        "[`ok`, `expired`, `fallback`, `guaranteed`, `refused`](shared-limits.md)",
+        "[`ok`, `expired`, `fallback`, `guaranteed`, `refused`](limiter.md#failures-in-lease-mode)",
     ),
     label(
         "producer_dsp_cookies_total",
