@@ -43,7 +43,7 @@
 //!
 //! # Algorithms
 //!
-//! [`Algorithm`] lists them and helps to choose one. `docs/limits.md` shows the effect of each algorithm on the same traffic.
+//! [`Algorithm`] lists them and helps to choose one. `docs/limits.md` shows the effect of four algorithms on the same traffic.
 //!
 //! # Guarantees
 //!

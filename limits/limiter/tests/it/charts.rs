@@ -17,11 +17,11 @@ fn calls(text: &mut String, from: f64, to: f64, count: u32) {
 }
 
 #[track_caller]
-fn check(file: &str, name: &str, rule: &str, trace: &str, max_wait: u64) -> u64 {
+fn check(file: &str, name: &str, rule: &str, trace: &str) -> u64 {
     let trace = Trace::parse(trace).expect("a valid trace");
     let candidate = Candidate::per_key(name, rule).expect("a valid rule");
     let options = ReplayOptions {
-        max_wait: Duration::from_secs(max_wait),
+        max_wait: Duration::ZERO,
         window: Duration::from_secs(60),
     };
     let outcome = replay(&trace, &candidate, options);
@@ -71,56 +71,8 @@ fn charts_of_a_burst_at_the_edge_of_a_window_are_current() {
             74,
         ),
     ] {
-        let found = check(file, name, rule, &trace, 0);
+        let found = check(file, name, rule, &trace);
         // docs/limits.md has these numbers.
         assert_eq!(found, worst, "{file}");
     }
-}
-
-#[test]
-fn charts_of_a_warm_up_after_a_pause_are_current() {
-    let mut trace = String::new();
-    calls(&mut trace, 0.0, 30.0, 1_500);
-    calls(&mut trace, 60.0, 80.0, 1_000);
-    check(
-        "pause-warm-up",
-        "warm-up of 10 s, 20/s",
-        "rate = '20/s', algorithm = 'warm_up', warm_up = '10s'",
-        &trace,
-        0,
-    );
-    check(
-        "pause-token-bucket",
-        "token bucket, 20/s, burst 100",
-        "rate = '20/s', burst = 100",
-        &trace,
-        0,
-    );
-}
-
-#[test]
-fn charts_of_a_client_that_polls_every_millisecond_are_current() {
-    let mut trace = String::new();
-    calls(&mut trace, 0.0, 10.0, 10_000);
-    check(
-        "polled-spacing",
-        "spacing, 300/s, no wait",
-        "rate = '300/s', algorithm = 'spacing'",
-        &trace,
-        0,
-    );
-    check(
-        "polled-shaped",
-        "spacing, 300/s, waiting up to 5 s",
-        "rate = '300/s', algorithm = 'spacing'",
-        &trace,
-        5,
-    );
-    check(
-        "polled-token-bucket",
-        "token bucket, 300/s, burst 3",
-        "rate = '300/s', burst = 3",
-        &trace,
-        0,
-    );
 }
