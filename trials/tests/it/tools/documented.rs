@@ -223,7 +223,7 @@ fn tests_of_the_documented_guarantees_exist() -> Result<()> {
 
 /// Flags of other programs, and of scripts.
 const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features jetstream json no-deps nocapture port profile record retry \
-    retry-connrefused rm storage store syncdelay test tmpfs version web wired workspace";
+    retry-connrefused rm storage store test tmpfs version web workspace";
 
 #[test]
 fn documented_flags_exist() -> Result<()> {
