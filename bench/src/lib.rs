@@ -4,8 +4,7 @@
 //!
 //! - [`load`] sends sync requests and checks every response;
 //! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
-//! - [`e2e`] runs the whole system at increasing rates and verifies every store;
-//! - [`origin`] serves HTTP contents with delays and errors to a client under test.
+//! - [`e2e`] runs the whole system at increasing rates and verifies every store.
 //!
 //! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
 //! whole system ([`cluster`], [`launcher`]), observation of processes ([`observe`]), verification of stores ([`verify`]),
@@ -17,7 +16,6 @@ pub mod e2e;
 pub mod load;
 pub mod memory;
 pub mod observe;
-pub mod origin;
 pub mod program;
 pub mod report;
 pub mod subscribe;
@@ -83,7 +81,6 @@ enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(Box<subscribe::SubscribeArgs>),
     E2e(Box<e2e::E2eArgs>),
-    Origin(Box<origin::OriginArgs>),
 }
 
 /// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
@@ -94,15 +91,12 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("no scenario given; bench --help lists all scenarios")?;
-    if !matches!(command, Command::Origin(_)) {
-        warn_of_profile();
-    }
+    warn_of_profile();
     let (scenario, options) = match &command {
         Command::Load(args) => ("load", &args.report),
         Command::Subscribe(args) if args.fan_out.is_empty() => ("subscribe", &args.report),
         Command::Subscribe(args) => ("fan-out", &args.report),
         Command::E2e(args) => ("e2e", &args.report),
-        Command::Origin(args) => ("origin", &args.report),
     };
     let dir = options.prepare(scenario)?;
     let report = match &command {
@@ -113,7 +107,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         }
         Command::Subscribe(args) => subscribe::run_fan_out(args, &stop).await?,
         Command::E2e(args) => e2e::run(args, &stop).await?,
-        Command::Origin(args) => origin::run(args, &stop).await?,
     };
     print(options.json, &report, Report::summary)?;
     write_report(dir, &report)?;
