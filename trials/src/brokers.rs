@@ -128,8 +128,6 @@ fn fan_out(args: &BrokersArgs, subscribers: NonZeroUsize) -> SubscribeArgs {
         duration: Some(args.duration),
         requests: None,
         call: Call::Subscribe,
-        name: None,
-        once: false,
         security: SecurityArgs::default(),
         fan_out: vec![subscribers],
         rate: args.rate,

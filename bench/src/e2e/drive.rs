@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::Cluster,
-    load::{self, Bottleneck, History, Plan, RequestCounts},
+    load::{self, History, Plan, RequestCounts},
     report::Percentiles,
     traffic::Traffic,
     values::parse_fraction,
@@ -80,6 +80,7 @@ pub(super) async fn drive(
     stop: CancellationToken,
 ) -> Result<(LoadResult, Vec<Source>)> {
     let outcome = load::run(&plan, &stop).await?;
+    let generator_limit = outcome.generator_limit();
     let source = |history: History| {
         let index = history.connection() - plan.first_connection;
         Source {
@@ -94,8 +95,7 @@ pub(super) async fn drive(
         seconds: outcome.seconds,
         counts: outcome.counts,
         latency: outcome.latency_micros,
-        generator_limit: (outcome.generator.limited_by == Bottleneck::Generator)
-            .then_some(outcome.generator.reason),
+        generator_limit,
     };
     Ok((result, sources))
 }

@@ -36,7 +36,7 @@ pub struct LoadArgs {
     /// whichever is more].
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
-    /// Duration of the load, up to 30 days [default: 10s; with --requests, until all are sent, or 30 s without a response].
+    /// Duration of the load, up to 30 days [default: 10s; with --requests, until all are sent].
     #[arg(short, long, value_parser = |text: &str| parse_time(text, DURATION_MIN))]
     pub duration: Option<Duration>,
     /// Number of requests over all connections.

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{
-    generator::GeneratorVerdict, history::History, plan::Plan, recorder::RequestCounts,
-    second::Second,
-};
-use crate::report::Percentiles;
+use super::{history::History, plan::Plan, recorder::RequestCounts};
+use crate::report::{Percentiles, duration};
+
+/// Delay from which a request counts as late: more than the interval of grouped requests (1 ms) and a scheduler time slice (3 to 4 ms).
+const LATE_MICROS: u64 = 10_000;
 
 /// Outcome of a load.
 #[derive(Debug, Clone)]
@@ -23,17 +23,27 @@ pub struct LoadOutcome {
     /// Latency of correct responses from the send time, or with a rate from the intended send time. A request without a
     /// response counts with the time until it was abandoned, a lower bound. Wrong responses are excluded.
     pub latency_micros: Option<Percentiles>,
-    /// With a rate: delay from the intended send time to the write call.
-    pub send_delay_micros: Option<Percentiles>,
-    /// Influence of the generator on the results.
-    pub generator: GeneratorVerdict,
+    /// With a rate: delay from when a request was due and had capacity on its connection until it was sent. Only the
+    /// generator can cause it.
+    pub generator_delay_micros: Option<Percentiles>,
     /// CPU time of this process.
     pub cpu: Duration,
-    /// Results of each second.
-    pub by_second: Vec<Second>,
     /// Hostile requests sent, by the outcome that the producer counts. For refusals by the privacy check, `privacy` and the
     /// outcome of the check.
     pub hostile: BTreeMap<&'static str, u64>,
     /// History of each connection.
     pub histories: Vec<History>,
+}
+
+impl LoadOutcome {
+    /// Why the results reflect this machine instead of the server, if they do: more than 1 % of the requests were late.
+    pub fn generator_limit(&self) -> Option<String> {
+        let delay = self.generator_delay_micros.as_ref()?;
+        (delay.p99 > LATE_MICROS).then(|| {
+            format!(
+                "the generator was late: it delayed 1 % of the requests by {} or more",
+                duration(delay.p99)
+            )
+        })
+    }
 }

@@ -22,7 +22,9 @@ use rustix::time::{
 };
 use tokio::{io::unix::AsyncFd, time::Instant};
 
-use super::recorder::{SECOND_NANOS, nanos};
+use super::recorder::nanos;
+
+const SECOND_NANOS: u64 = 1_000_000_000;
 
 /// Maximum rate at which each request is sent at its own time.
 const PRECISE_RATE_MAX: u64 = 20_000;

@@ -69,8 +69,6 @@ pub(super) struct Task {
     pub(super) schedule: Option<Schedule>,
     /// Number of requests; `u64::MAX` if unlimited.
     pub(super) requests: u64,
-    /// Whether only the number of requests ends the load.
-    pub(super) is_counted: bool,
     /// Requests in place of the cookies.
     pub(super) hostile: Option<Arc<HostileMix>>,
     /// Whether outcome and times of each request are kept.
@@ -128,11 +126,6 @@ impl Plan {
         }
     }
 
-    /// Number of threads with at least one connection.
-    pub(super) fn threads_used(&self) -> usize {
-        self.threads.min(self.connections).get()
-    }
-
     /// Maximum outstanding requests per connection.
     pub fn pipeline_max(&self) -> usize {
         match self.pipeline {
@@ -153,26 +146,12 @@ impl Plan {
         [due, self.duration].into_iter().flatten().min()
     }
 
-    /// Whether only the number of requests ends the load.
-    pub(super) fn ends_by_count(&self) -> bool {
-        self.duration.is_none() && self.requests.is_some()
-    }
-
     /// Number of requests over all connections; `u64::MAX` if unlimited.
     fn total(&self) -> u64 {
         let scheduled = self.rate.zip(self.duration);
         let scheduled = scheduled.map(|(rate, end)| schedule::requests_before(rate, nanos(end)));
         let bounds = [self.requests, scheduled];
         bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
-    }
-
-    /// Requests due in a second, over all connections; `None` without a rate.
-    pub(super) fn intended_within(&self, second: u64) -> Option<u64> {
-        let rate = self.rate?;
-        let before = |second: u64| {
-            schedule::requests_before(rate, second.saturating_mul(1_000_000_000)).min(self.total())
-        };
-        Some(before(second + 1) - before(second))
     }
 
     /// Tasks of all connections.
@@ -201,7 +180,6 @@ impl Plan {
                 u64::MAX => u64::MAX,
                 total => total / connections + u64::from(index < total % connections),
             },
-            is_counted: self.ends_by_count(),
             hostile: hostile.clone(),
             keeps_history: self.keeps_history,
         };

@@ -1,18 +1,15 @@
 //! Report of a load: rates, latency, and conclusions.
 
-use super::{generator::Bottleneck, outcome::LoadOutcome, recorder::RequestCounts, second::Second};
+use super::{outcome::LoadOutcome, recorder::RequestCounts};
 use crate::report::{
-    Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second, rate,
-    unit::{COUNT, CPU, MILLIS, RATE},
+    Measurement, Report, Row, grouped, micros_per, per_second, rate,
+    unit::{COUNT, CPU, DECIMAL, MILLIS, RATE},
 };
 
 const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 
 const HOSTILE: &str = "Each request must be refused, so `accepted` counts refusals. Each reason is an outcome of \
     producer_edge_requests_total, or of producer_privacy_total.";
-
-/// Minimum length of a second that counts as complete.
-const WHOLE_SECOND: f64 = 0.999;
 
 impl LoadOutcome {
     /// The report of this run.
@@ -34,7 +31,6 @@ impl LoadOutcome {
         let hostile = self.hostile.iter();
         let hostile = hostile.map(|(reason, sent)| Row::new(*reason, [COUNT.of("sent", *sent)]));
         report.add("Hostile requests", HOSTILE, hostile.collect::<Vec<_>>());
-        report.plots = plots(self);
         report
     }
 }
@@ -54,7 +50,11 @@ fn findings(outcome: &LoadOutcome) -> Vec<String> {
         };
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
     }
-    findings.push(format!("{}.", outcome.generator.reason));
+    if let Some(limit) = outcome.generator_limit() {
+        findings.push(format!(
+            "{limit}. Increase --threads, or use another machine."
+        ));
+    }
     if outcome.interrupted {
         findings.push("The load was interrupted.".to_owned());
     }
@@ -69,13 +69,8 @@ fn failures(outcome: &LoadOutcome) -> Vec<String> {
         failures.push(format!("Errors: {}.", errors_by_kind(counts)));
     }
     if counts.unsent > 0 && !outcome.interrupted {
-        let reason = match outcome.generator.limited_by {
-            Bottleneck::Generator => "the generator was the bottleneck",
-            Bottleneck::Cpu => "the CPU was the bottleneck",
-            Bottleneck::None => "responses were too slow for this rate",
-        };
         failures.push(format!(
-            "{} due requests were not sent and have no latency: {reason}.",
+            "{} due requests were not sent and have no latency.",
             grouped(counts.unsent),
         ));
     }
@@ -101,7 +96,7 @@ fn errors_by_kind(counts: &RequestCounts) -> String {
 fn facts(outcome: &LoadOutcome) -> Vec<Measurement> {
     let counts = &outcome.counts;
     let unsent = outcome.plan.rate.map(|_| counts.unsent);
-    let cpu_each = micros_per(outcome.cpu.as_secs_f64(), counts.sent);
+    let cpu_seconds = outcome.cpu.as_secs_f64();
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
@@ -110,8 +105,11 @@ fn facts(outcome: &LoadOutcome) -> Vec<Measurement> {
         COUNT.of("unanswered", counts.unanswered),
         COUNT.of("unsent", unsent),
         COUNT.of("reconnects", counts.reconnects),
-        Measurement::text("bottleneck", outcome.generator.limited_by.name()),
-        CPU.of("generator CPU per request", cpu_each),
+        DECIMAL.of("generator cores", cpu_seconds / outcome.seconds),
+        CPU.of(
+            "generator CPU per request",
+            micros_per(cpu_seconds, counts.sent),
+        ),
     ]
 }
 
@@ -119,58 +117,9 @@ fn facts(outcome: &LoadOutcome) -> Vec<Measurement> {
 fn times(outcome: &LoadOutcome) -> Vec<Row> {
     let all = [
         ("latency", outcome.latency_micros),
-        ("send delay", outcome.send_delay_micros),
-        ("generator delay", outcome.generator.delay_micros),
+        ("generator delay", outcome.generator_delay_micros),
     ];
     let measured = all.into_iter().filter(|(_, times)| times.is_some());
     let row = |(name, times)| Row::new(name, MILLIS.percentiles("", times, &PERCENTILES));
     measured.map(row).collect()
-}
-
-/// Rate in a second; `None` if it is not complete.
-fn whole_rate(second: &Second, count: u64) -> Option<f64> {
-    (second.length >= WHOLE_SECOND).then_some(count as f64 / second.length)
-}
-
-fn plots(outcome: &LoadOutcome) -> Vec<Plot> {
-    type Value = fn(&Second) -> Option<f64>;
-    let lines = |values: &[(&str, Value)]| -> Vec<Series> {
-        let lines = values.iter().map(|(name, value)| {
-            let at = |it: &Second| it.second as f64 + it.length;
-            let point = |it| (at(it), value(it).unwrap_or(f64::NAN));
-            Series::new(name, outcome.by_second.iter().map(point))
-        });
-        let has_values = |it: &Series| it.points.iter().any(|(_, y)| y.is_finite());
-        lines.filter(has_values).collect()
-    };
-    let rates: [(_, Value); 4] = [
-        ("intended", |it| whole_rate(it, it.intended?)),
-        ("sent", |it| whole_rate(it, it.counts.sent)),
-        ("accepted", |it| whole_rate(it, it.counts.accepted)),
-        ("errors", |it| whole_rate(it, it.counts.errors())),
-    ];
-    let rates = match outcome.counts.errors() {
-        0 => &rates[..3],
-        _ => &rates[..],
-    };
-    let latency: [(_, Value); 4] = [
-        ("latency p50", |it| {
-            Some(it.latency_micros?.p50 as f64 / 1e3)
-        }),
-        ("latency p99", |it| {
-            Some(it.latency_micros?.p99 as f64 / 1e3)
-        }),
-        ("latency p99.9", |it| {
-            Some(it.latency_micros?.p999 as f64 / 1e3)
-        }),
-        ("latency max", |it| {
-            Some(it.latency_micros?.max as f64 / 1e3)
-        }),
-    ];
-    let mut plots = vec![
-        Plot::over_time("Rate", "requests per second", lines(rates)),
-        Plot::over_time("Latency by second", "milliseconds", lines(&latency)).logarithmic(),
-    ];
-    plots.retain(|plot| !plot.series.is_empty());
-    plots
 }

@@ -104,7 +104,7 @@ impl Session {
 
     /// Continues over a new stream. Until now, requests could not be sent.
     pub(super) fn reconnected(&mut self) {
-        self.recorder.borrow_mut().counts().reconnects += 1;
+        self.recorder.borrow_mut().counts.reconnects += 1;
         self.is_blocked = false;
         self.unblocked_nanos = self.now_nanos();
     }
@@ -184,11 +184,10 @@ impl Session {
     pub(super) fn stop_sending(&mut self) {
         let due = match &self.task.schedule {
             Some(schedule) => schedule.due_by(self.now_nanos()),
-            None if self.task.is_counted => self.task.requests,
             None => 0,
         };
         let unsent = due.min(self.task.requests).saturating_sub(self.sent);
-        self.recorder.borrow_mut().counts().unsent += unsent;
+        self.recorder.borrow_mut().counts.unsent += unsent;
         self.task.requests = self.sent;
     }
 
@@ -197,7 +196,6 @@ impl Session {
         let now = self.now_nanos();
         {
             let mut recorder = self.recorder.borrow_mut();
-            recorder.roll(now);
             for burst in self.bursts.drain(..) {
                 recorder.abandoned(now, burst.at_nanos, burst.requests);
             }
@@ -258,7 +256,6 @@ impl Session {
         let recorder = Rc::clone(&self.recorder);
         let mut recorder = recorder.borrow_mut();
         let now = recorder.now_nanos();
-        recorder.roll(now);
         let (mut count, mut next) = (0, None);
         while count < capacity {
             if self.outgoing.len() >= OUTGOING_BYTES_MAX {
@@ -270,7 +267,7 @@ impl Session {
                 next = Some(intended);
                 break;
             }
-            recorder.late(now, intended, intended.max(self.unblocked_nanos));
+            recorder.late(now, intended.max(self.unblocked_nanos));
             self.put(intended, 1);
             count += 1;
         }
@@ -292,15 +289,12 @@ impl Session {
     fn count_sent(&mut self, now_nanos: u64, requests: u64) {
         self.outstanding += requests;
         self.history.send(requests, now_nanos);
-        let mut recorder = self.recorder.borrow_mut();
-        recorder.roll(now_nanos);
-        recorder.sent(requests);
+        self.recorder.borrow_mut().counts.sent += requests;
     }
 
     /// Takes all complete responses from the receive buffer.
     fn take_responses(&mut self) -> Result<(), BrokenConnection> {
         let now = self.now_nanos();
-        self.recorder.borrow_mut().roll(now);
         let mut accepted = 0;
         while self.parsed < self.received {
             let bytes = &self.incoming[self.parsed..self.received];
@@ -314,7 +308,7 @@ impl Session {
                 Ok(None) => break,
                 Err(MalformedResponse) => {
                     self.settle(accepted, 200, now)?;
-                    self.recorder.borrow_mut().counts().malformed += 1;
+                    self.recorder.borrow_mut().counts.malformed += 1;
                     return Err(BrokenConnection);
                 }
             };
@@ -352,7 +346,7 @@ impl Session {
         while remaining > 0 {
             let Some(burst) = self.bursts.front_mut() else {
                 // Responses without a request.
-                recorder.counts().malformed += remaining;
+                recorder.counts.malformed += remaining;
                 break;
             };
             let requests = burst.requests.min(remaining);

@@ -1,5 +1,4 @@
-//! Threads of a load. Each runs its connections on its own runtime and passes on its results every second. Threads share no
-//! state.
+//! Threads of a load. Each runs its connections on its own runtime. Threads share no state.
 
 use std::{cell::RefCell, io, net, rc::Rc, time::Duration};
 
@@ -8,9 +7,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::{
     net::TcpStream,
     runtime::{Builder, LocalOptions, LocalRuntime},
-    sync::mpsc,
     task::JoinSet,
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -19,8 +17,7 @@ use super::{
     history::History,
     pacer::Pacer,
     plan::{Plan, Task},
-    recorder::{Interval, Recorder},
-    thread_time::{CpuShares, ThreadTime},
+    recorder::Recorder,
 };
 
 /// Connections that are opened concurrently.
@@ -29,18 +26,11 @@ const OPENING_MAX: usize = 64;
 /// How long to wait for responses after the last request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Capacity of the queue to the collector, per thread; threads wait while it is full.
-const INTERVALS_QUEUED_MAX: usize = 4;
-
 /// Running threads.
-pub(super) struct Threads {
-    workers: JoinSet<Result<ThreadResult>>,
-    /// Results of each second, with the number of the thread.
-    pub(super) intervals: mpsc::Receiver<(usize, Box<Interval>)>,
-}
+pub(super) type Threads = JoinSet<Result<ThreadResult>>;
 
-/// CPU usage of a thread while it sent, if known, and the histories of its connections.
-pub(super) type ThreadResult = (Option<CpuShares>, Vec<History>);
+/// Results of a thread, and the histories of its connections.
+pub(super) type ThreadResult = (Recorder, Vec<History>);
 
 /// An open connection that is not assigned to a thread yet.
 pub(super) type OpenConnection = (Task, net::TcpStream);
@@ -63,38 +53,29 @@ pub(super) async fn open(plan: &Plan) -> Result<Vec<OpenConnection>> {
     opened.try_collect().await
 }
 
-impl Threads {
-    /// Starts the threads.
-    pub(super) fn spawn(
-        plan: &Plan,
-        opened: Vec<OpenConnection>,
-        started: Instant,
-        stop: &CancellationToken,
-    ) -> Self {
-        let threads = plan.threads_used();
-        let (parts_tx, intervals) = mpsc::channel(INTERVALS_QUEUED_MAX * threads);
-        let mut shares: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
-        for (index, opened) in opened.into_iter().enumerate() {
-            shares[index % threads].push(opened);
-        }
-        let mut workers = JoinSet::new();
-        for (thread, opened) in shares.into_iter().enumerate() {
-            let (intervals, stop, rate) = (parts_tx.clone(), stop.clone(), plan.rate);
-            workers.spawn_blocking(move || {
-                runtime()?.block_on(async {
-                    let pacer = Pacer::new(started, rate)?;
-                    run(thread, opened, started, pacer, intervals, stop).await
-                })
-            });
-        }
-        Self { workers, intervals }
+/// Starts the threads.
+pub(super) fn spawn(
+    plan: &Plan,
+    opened: Vec<OpenConnection>,
+    started: Instant,
+    stop: &CancellationToken,
+) -> Threads {
+    let threads = plan.threads.min(plan.connections).get();
+    let mut shares: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, opened) in opened.into_iter().enumerate() {
+        shares[index % threads].push(opened);
     }
-
-    /// Waits for a thread and returns its result; `None` if all have ended.
-    pub(super) async fn join_next(&mut self) -> Option<Result<ThreadResult>> {
-        let joined = self.workers.join_next().await?;
-        Some(joined.map_err(Into::into).flatten())
+    let mut running = JoinSet::new();
+    for opened in shares {
+        let (stop, rate) = (stop.clone(), plan.rate);
+        running.spawn_blocking(move || {
+            runtime()?.block_on(async {
+                let pacer = Pacer::new(started, rate)?;
+                run(opened, started, pacer, stop).await
+            })
+        });
     }
+    running
 }
 
 fn runtime() -> io::Result<LocalRuntime> {
@@ -106,16 +87,14 @@ fn runtime() -> io::Result<LocalRuntime> {
         .build_local(LocalOptions::default())
 }
 
-/// Runs the connections to their ends, and passes on the results of each second.
+/// Runs the connections to their ends.
 async fn run(
-    thread: usize,
     opened: Vec<OpenConnection>,
     started: Instant,
     pacer: Pacer,
-    intervals: mpsc::Sender<(usize, Box<Interval>)>,
     stop: CancellationToken,
 ) -> Result<ThreadResult> {
-    let (time, pacer) = (ThreadTime::now(), Rc::new(pacer));
+    let pacer = Rc::new(pacer);
     let recorder = Rc::new(RefCell::new(Recorder::new(started)));
     let mut running = JoinSet::new();
     for (task, stream) in opened {
@@ -137,11 +116,6 @@ async fn run(
         });
     }
     let mut histories = Vec::with_capacity(running.len());
-    let mut seconds = (1..).map(|second| started + Duration::from_secs(second));
-    let mut next = seconds.next().unwrap_or(started);
-    // CPU usage after the last request does not show whether the thread could have sent more.
-    let shares = || time.as_ref().and_then(ThreadTime::shares);
-    let mut sending = None;
     loop {
         tokio::select! {
             connection = running.join_next() => match connection {
@@ -149,26 +123,8 @@ async fn run(
                 None => break,
             },
             failed = pacer.run() => match failed? {},
-            () = stop.cancelled(), if sending.is_none() => sending = Some(shares()),
-            () = sleep_until(next) => {
-                next = seconds.next().unwrap_or(next);
-                let finished = {
-                    let mut recorder = recorder.borrow_mut();
-                    let now = recorder.now_nanos();
-                    recorder.roll(now);
-                    recorder.take_finished()
-                };
-                for interval in finished {
-                    intervals.send((thread, Box::new(interval))).await?;
-                }
-            }
         }
     }
     let recorder = Rc::into_inner(recorder).context("a connection is still using the recorder")?;
-    let recorder = recorder.into_inner();
-    let now = recorder.now_nanos();
-    for interval in recorder.finish(now) {
-        intervals.send((thread, Box::new(interval))).await?;
-    }
-    Ok((sending.unwrap_or_else(shares), histories))
+    Ok((recorder.into_inner(), histories))
 }

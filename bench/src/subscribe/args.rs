@@ -10,16 +10,16 @@ use runtime::connect::credentials::SecurityArgs;
 
 use crate::{report::ReportArgs, values::parse_rate};
 
-/// Open named streams from a producer, and check the received cookies.
+/// Open streams from a producer, and check the received cookies.
 ///
-/// Without --duration or --requests, the command runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
+/// Without --duration or --requests, the command runs until Ctrl-C or the end of the streams; a report is written in any case. The exit code is 1 if a stream
 /// violated the protocol (repeated a sequence number, or omitted one without a gap message), or received fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// gRPC address of the producer.
     #[arg(long, default_value = "http://127.0.0.1:7676")]
     pub producer: String,
-    /// Number of streams, each with its own name and connection.
+    /// Number of streams, each with its own connection.
     #[arg(short, long, default_value = "1")]
     pub streams: NonZeroUsize,
     /// Maximum duration.
@@ -31,12 +31,6 @@ pub struct SubscribeArgs {
     /// Call of the streams.
     #[arg(long, value_enum, default_value_t = Call::Subscribe)]
     pub call: Call,
-    /// Prefix of stream names: NAME-1, NAME-2, … [default: bench-PID].
-    #[arg(long)]
-    pub name: Option<String>,
-    /// Do not reopen a stream that the producer has closed.
-    #[arg(long)]
-    pub once: bool,
     /// TLS and tokens.
     #[command(flatten)]
     pub security: SecurityArgs,
@@ -46,7 +40,7 @@ pub struct SubscribeArgs {
         long,
         value_name = "N,…",
         value_delimiter = ',',
-        conflicts_with_all = ["producer", "streams", "requests", "name", "once"]
+        conflicts_with_all = ["producer", "streams", "requests"]
     )]
     pub fan_out: Vec<NonZeroUsize>,
     /// Requests per second of the load with --fan-out [default: as fast as responses arrive].

@@ -25,7 +25,7 @@ use crate::{
     producer::{Addresses, Launch},
     programs::Programs,
     report::{
-        Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second, plural,
+        Report, Row, grouped, micros_per, per_second, plural,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
     scrape::names,
@@ -90,17 +90,11 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         }
     }
     report.seconds = began.elapsed().as_secs_f64();
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
     if let Some((base, each)) = linear_fit(&points) {
         report.findings.push(format!(
             "Each additional stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
         ));
     }
-    let cpu = Series::new("producer CPU per cookie", points);
-    report.plots = vec![Plot {
-        x: "streams".to_owned(),
-        ..Plot::over_time("CPU of the producer", "µs per cookie", vec![cpu])
-    }];
     let note = "Delivery: latency from the edge to the reader (subscribe only). Losses of get-cookies: accepted × streams - delivered.";
     report.add("Steps", note, rows);
     Ok(report)
@@ -151,7 +145,6 @@ impl FanOutStep {
             producer: format!("http://{}", producer.grpc),
             streams,
             duration: None,
-            once: true,
             ..args.clone()
         };
         let (opened, are_open) = oneshot::channel();
@@ -239,7 +232,6 @@ impl FanOutStep {
         let measurements = [
             COUNT.of("requests sent", load.counts.sent),
             RATE.of("accepted", accepted),
-            Measurement::text("load bottleneck", load.generator.limited_by.name()),
             COUNT.of("appended", self.appended),
             COUNT.of("delivered", read.received),
             RATE.of("deliveries", deliveries),

@@ -2,7 +2,7 @@
 
 use super::streams::SubscribeOutcome;
 use crate::report::{
-    Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second,
+    Measurement, Report, Row, grouped, micros_per, per_second,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -12,14 +12,14 @@ impl SubscribeOutcome {
         let title = format!("{} streams from {}", self.args.streams, self.args.producer);
         let mut report = Report::new("subscribe", &title);
         report.seconds = self.total.seconds();
-        report.findings = findings(self);
+        report
+            .findings
+            .extend(self.total.first_broken.as_ref().map(|error| {
+                let broken = grouped(self.total.broken);
+                format!("Streams failed {broken} times; first: {error}.")
+            }));
         report.failures = failures(self);
         report.add("Streams", "", [Row::new("", facts(self))]);
-        let seconds = self.total.by_second.iter().enumerate();
-        let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
-        let series = vec![Series::new("received", points)];
-        let all = "cookies per second, all streams";
-        report.plots = vec![Plot::over_time("Cookies received", all, series)];
         report
     }
 }
@@ -37,42 +37,6 @@ fn failures(outcome: &SubscribeOutcome) -> Vec<String> {
     violation.into_iter().chain(too_few).collect()
 }
 
-fn findings(outcome: &SubscribeOutcome) -> Vec<String> {
-    let total = &outcome.total;
-    let mut findings = vec![lost_finding(outcome)];
-    if total.new_epochs > 0 {
-        findings.push(format!(
-            "The producer started a new epoch {} times; losses at the end of an epoch are unknown.",
-            grouped(total.new_epochs)
-        ));
-    }
-    if let Some(error) = &total.first_broken {
-        let broken = grouped(total.broken);
-        findings.push(format!("Streams failed {broken} times; first: {error}."));
-    }
-    findings
-}
-
-/// Finding about lost cookies.
-fn lost_finding(outcome: &SubscribeOutcome) -> String {
-    let total = &outcome.total;
-    let is_complete = total.violations + total.new_epochs + total.broken == 0;
-    match total.lost {
-        _ if !outcome.detects_loss() => {
-            "Losses are unknown, because this call has no sequence numbers.".to_owned()
-        }
-        0 if outcome.received_per_stream[0] == 0 => {
-            "Losses are unknown, because a stream received no cookie.".to_owned()
-        }
-        0 if is_complete => "No cookie was lost: all sequence numbers arrived.".to_owned(),
-        0 => "No cookie was declared lost, but sequence numbers may be missing.".to_owned(),
-        lost => {
-            let (lost, gaps) = (grouped(lost), grouped(total.gaps));
-            format!("{lost} cookies were declared lost, in {gaps} gaps.")
-        }
-    }
-}
-
 fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
     let total = &outcome.total;
     let lost = outcome.detects_loss().then_some(total.lost);
@@ -88,66 +52,10 @@ fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
         COUNT.of("violations", total.violations),
         COUNT.of("bytes", total.bytes),
         COUNT.of("stream failures", total.broken),
-        COUNT.of("streams reopened", total.reconnects),
-        COUNT.of("new epochs", total.new_epochs),
         CPU.of("reader CPU per cookie", cpu_each),
     ];
     let delivery = total.delivery_micros.percentiles();
     let shown = ["p50", "p90", "p99", "p99.9", "max"];
     facts.extend(MILLIS.percentiles("delivery ", delivery, &shown));
     facts
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::{
-        super::{
-            args::{Call, SubscribeArgs},
-            stream::StreamCounts,
-        },
-        *,
-    };
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SubscribeArgs,
-    }
-
-    fn args(line: &[&str]) -> Result<SubscribeArgs, clap::Error> {
-        Cli::try_parse_from([&["subscribe"], line].concat()).map(|line| line.args)
-    }
-
-    #[test]
-    fn no_loss_is_only_claimed_with_certainty() {
-        const NO_LOSS: &str = "No cookie was lost: all sequence numbers arrived.";
-        let complete = || SubscribeOutcome {
-            args: args(&[]).unwrap(),
-            total: StreamCounts::default(),
-            received_per_stream: [1, 9],
-            cpu: std::time::Duration::ZERO,
-        };
-        assert_eq!(lost_finding(&complete()), NO_LOSS);
-        let doubts: [fn(&mut SubscribeOutcome); 6] = [
-            |outcome| outcome.received_per_stream[0] = 0,
-            |outcome| outcome.total.new_epochs = 1,
-            |outcome| outcome.total.broken = 1,
-            |outcome| outcome.total.violations = 1,
-            |outcome| outcome.total.lost = 1,
-            |outcome| outcome.args.call = Call::GetCookies,
-        ];
-        for change in doubts {
-            let mut outcome = complete();
-            change(&mut outcome);
-            assert_ne!(lost_finding(&outcome), NO_LOSS, "{outcome:?}");
-        }
-    }
-
-    #[test]
-    fn zero_streams_are_rejected() {
-        assert!(args(&["--streams=0"]).is_err());
-        assert_eq!(args(&["--streams=3"]).unwrap().streams.get(), 3);
-    }
 }

@@ -1,24 +1,18 @@
-//! A stream whose messages are checked. When it breaks, it is reopened at its last position.
+//! A stream whose messages are checked.
 
-use std::{hint::black_box, time::Duration};
+use std::hint::black_box;
 
 use bytes::Bytes;
 use proto::{
     client,
-    v1::{
-        Cursor, GetCookiesRequest, Hello, ResumeOutcome, StartPosition, SubscribeRequest,
-        event::Event,
-    },
+    v1::{GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
     wire::{ChunkRef, StreamMessage, decode_record},
 };
 use runtime::{
     connect::{Connector, credentials::Security},
     unix_micros,
 };
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep},
-};
+use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status, Streaming, transport::Channel};
@@ -29,8 +23,6 @@ use super::{
 };
 use crate::report::Micros;
 
-const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Number of single-cookie messages per clock reading.
 const MESSAGES_PER_CLOCK: u64 = 16;
 
@@ -39,8 +31,6 @@ const MESSAGES_PER_CLOCK: u64 = 16;
 pub struct StreamCounts {
     /// Cookies received.
     pub received: u64,
-    /// Cookies received in each second since the start.
-    pub by_second: Vec<u64>,
     /// Cookies declared lost by gaps.
     pub lost: u64,
     /// Gaps received.
@@ -55,10 +45,6 @@ pub struct StreamCounts {
     pub broken: u64,
     /// The first of these errors.
     pub first_broken: Option<String>,
-    /// Reopened streams.
-    pub reconnects: u64,
-    /// New epochs of the producer. Losses at the end of an epoch are unknown.
-    pub new_epochs: u64,
     /// Times of the first and the last cookie.
     pub between: Option<(Instant, Instant)>,
     /// Latency from acceptance of the first cookie of a chunk to its arrival, weighted by cookies.
@@ -75,11 +61,6 @@ impl StreamCounts {
     /// Adds the counts of another stream.
     pub(super) fn add(&mut self, other: &Self) {
         self.received += other.received;
-        let seconds = self.by_second.len().max(other.by_second.len());
-        self.by_second.resize(seconds, 0);
-        for (sum, count) in self.by_second.iter_mut().zip(&other.by_second) {
-            *sum += count;
-        }
         self.lost += other.lost;
         self.gaps += other.gaps;
         self.violations += other.violations;
@@ -89,8 +70,6 @@ impl StreamCounts {
         self.broken += other.broken;
         let broken = self.first_broken.take();
         self.first_broken = broken.or_else(|| other.first_broken.clone());
-        self.reconnects += other.reconnects;
-        self.new_epochs += other.new_epochs;
         self.between = match (self.between, other.between) {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
             (a, b) => a.or(b),
@@ -102,7 +81,6 @@ impl StreamCounts {
 /// Epoch and next expected sequence number of a stream.
 #[derive(Debug)]
 struct Position {
-    producer_id: String,
     epoch: u64,
     next_sequence: u64,
 }
@@ -111,62 +89,46 @@ pub(super) struct Stream {
     args: SubscribeArgs,
     security: Security,
     name: String,
-    began: Instant,
     position: Option<Position>,
     counts: StreamCounts,
 }
 
 impl Stream {
-    pub(super) fn new(
-        args: &SubscribeArgs,
-        security: Security,
-        name: String,
-        began: Instant,
-    ) -> Self {
+    pub(super) fn new(args: &SubscribeArgs, security: Security, name: String) -> Self {
         Self {
             args: args.clone(),
             security,
             name,
-            began,
             position: None,
             counts: StreamCounts::default(),
         }
     }
 
-    /// Reads the requested number of cookies, or until `stop`. Sends the result of the first attempt to `opened`.
+    /// Reads the requested number of cookies, until the stream ends, or until `stop`. Reports to `opened` whether the stream
+    /// could be opened.
     pub(super) async fn run(
         mut self,
         opened: mpsc::Sender<Result<(), anyhow::Error>>,
         stop: CancellationToken,
     ) -> StreamCounts {
+        let reading = async {
+            let messages = self.open().await;
+            let (messages, result) = match messages {
+                Ok(messages) => (Some(messages), Ok(())),
+                Err(error) => (None, Err(error)),
+            };
+            // A closed channel means that `stop` is about to be cancelled.
+            opened.send(result).await.ok();
+            if let Some(messages) = messages {
+                self.read(messages).await;
+            }
+        };
         tokio::select! {
             biased;
-            () = self.follow(opened) => {}
+            () = reading => {}
             () = stop.cancelled() => {}
         }
         self.counts
-    }
-
-    async fn follow(&mut self, opened: mpsc::Sender<Result<(), anyhow::Error>>) {
-        match self.open().await {
-            Ok(messages) => {
-                // A closed channel means that `stop` is about to be cancelled.
-                opened.send(Ok(())).await.ok();
-                drop(opened);
-                self.read(messages).await;
-            }
-            Err(error) => {
-                opened.send(Err(error)).await.ok();
-                return;
-            }
-        }
-        while !self.is_done() && !self.args.once {
-            sleep(RECONNECT_PAUSE).await;
-            if let Ok(messages) = self.open().await {
-                self.counts.reconnects += 1;
-                self.read(messages).await;
-            }
-        }
     }
 
     fn is_done(&self) -> bool {
@@ -201,14 +163,9 @@ impl Stream {
         connector: &Connector,
         channel: Channel,
     ) -> Result<Streaming<Bytes>, Status> {
-        let cursors = self.position.iter().map(|position| Cursor {
-            producer_id: position.producer_id.clone(),
-            epoch: position.epoch,
-            sequence: position.next_sequence.saturating_sub(1),
-        });
         let request = connector.request(SubscribeRequest {
             subscriber: self.name.clone(),
-            cursors: cursors.collect(),
+            cursors: Vec::new(),
             start: StartPosition::Newest.into(),
             window_bytes: 0,
             supports_age: true,
@@ -220,7 +177,10 @@ impl Stream {
             .ok_or_else(|| Status::unavailable("the stream ended before its Hello message"))?;
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Event(Event::Hello(hello))) => {
-                self.check_hello(hello);
+                self.position = Some(Position {
+                    epoch: hello.epoch,
+                    next_sequence: hello.first_sequence,
+                });
                 Ok(messages)
             }
             other => {
@@ -228,30 +188,6 @@ impl Stream {
                 Err(Status::data_loss("the first message is not Hello"))
             }
         }
-    }
-
-    fn check_hello(&mut self, hello: Hello) {
-        if let Some(position) = &self.position {
-            let same = position.producer_id == hello.producer_id && position.epoch == hello.epoch;
-            let expected = position.next_sequence;
-            if !same {
-                self.counts.new_epochs += 1;
-            } else if hello.first_sequence != expected {
-                let first = hello.first_sequence;
-                self.violation(|| format!("resumed at sequence number {first}, not {expected}"));
-            }
-            if same != (hello.outcome() != ResumeOutcome::NewEpoch) {
-                let outcome = hello.outcome().as_str_name();
-                self.violation(|| {
-                    format!("wrong resume outcome {outcome}; the epoch is the same: {same}")
-                });
-            }
-        }
-        self.position = Some(Position {
-            producer_id: hello.producer_id,
-            epoch: hello.epoch,
-            next_sequence: hello.first_sequence,
-        });
     }
 
     /// Reads until the stream ends, fails or has the requested number of cookies.
@@ -276,7 +212,7 @@ impl Stream {
         if self.counts.received.is_multiple_of(MESSAGES_PER_CLOCK) {
             self.arrived();
         }
-        self.received(1);
+        self.counts.received += 1;
         if let Err(error) = decode_record(message).map(black_box) {
             self.violation(|| format!("invalid cookie: {error}"));
         }
@@ -304,7 +240,7 @@ impl Stream {
             });
         }
         self.follows(header.epoch, header.first_sequence, header.last_sequence());
-        self.received(u64::from(header.count));
+        self.counts.received += u64::from(header.count);
         let delivery = &mut self.counts.delivery_micros;
         delivery.record(micros, u64::from(header.count));
     }
@@ -358,18 +294,6 @@ impl Stream {
     fn arrived(&mut self) {
         let now = Instant::now();
         self.counts.between.get_or_insert((now, now)).1 = now;
-        let second = usize::try_from((now - self.began).as_secs()).unwrap_or(usize::MAX);
-        while self.counts.by_second.len() <= second {
-            self.counts.by_second.push(0);
-        }
-    }
-
-    /// Counts cookies in the second of the last clock reading.
-    fn received(&mut self, count: u64) {
-        self.counts.received += count;
-        if let Some(this_second) = self.counts.by_second.last_mut() {
-            *this_second += count;
-        }
     }
 
     fn broken(&mut self, status: &Status) {

@@ -3,11 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use tokio::{
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -40,17 +36,13 @@ pub async fn run(
     opened: impl FnOnce(),
 ) -> Result<SubscribeOutcome> {
     let stop = stop.child_token();
-    let prefix = args
-        .name
-        .clone()
-        .unwrap_or_else(|| format!("bench-{}", std::process::id()));
     let streams = args.streams.get();
     let (open_tx, mut open) = mpsc::channel(streams);
     let mut running = JoinSet::new();
-    let began = Instant::now();
     let security = security::load(&args.producer, &args.security)?;
     for number in 1..=streams {
-        let stream = Stream::new(args, security.clone(), format!("{prefix}-{number}"), began);
+        let name = format!("bench-{}-{number}", std::process::id());
+        let stream = Stream::new(args, security.clone(), name);
         running.spawn(stream.run(open_tx.clone(), stop.child_token()));
     }
     drop(open_tx);

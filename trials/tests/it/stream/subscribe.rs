@@ -267,8 +267,6 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
         duration: None,
         requests: Some(COOKIES),
         call: subscribe::Call::Subscribe,
-        name: Some("reading".to_owned()),
-        once: false,
         security: SecurityArgs::default(),
         fan_out: Vec::new(),
         rate: None,
