@@ -49,8 +49,7 @@ pub struct Cluster {
     /// Declared after the processes in its namespaces, so that it is dropped later.
     network: Option<Network>,
     /// Stores and logs of all processes; removed on drop, unless it is kept.
-    dir: TempDir,
-    is_kept: bool,
+    _dir: TempDir,
     /// Epoch histories of producers, in memory.
     _state: TempDir,
 }
@@ -68,6 +67,9 @@ impl Cluster {
             .disable_cleanup(args.keep)
             .tempdir()
             .context("failed to create a directory for the stores; check TMPDIR")?;
+        if args.keep {
+            eprintln!("keeping   {}", dir.path().display());
+        }
         let state =
             TempDir::new_in("/dev/shm").context("failed to create a directory in /dev/shm")?;
         let network = if args.own_network {
@@ -100,8 +102,7 @@ impl Cluster {
             producers,
             nodes,
             network,
-            dir,
-            is_kept: args.keep,
+            _dir: dir,
             _state: state,
         })
     }
@@ -207,30 +208,6 @@ impl Cluster {
         let consumers = self.nodes.iter_mut().map(|node| stop(&mut node.process));
         failures.extend(join_all(consumers).await.into_iter().flatten());
         failures
-    }
-
-    /// Ends all processes, and removes the directory and databases unless --keep is set. Prints what is kept; returns removal
-    /// errors.
-    pub async fn remove(self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let is_kept = self.is_kept;
-        drop(self.producers);
-        for node in self.nodes {
-            drop(node.process);
-            if let Err(error) = node.backend.remove(is_kept, STOP_TIMEOUT).await {
-                problems.push(format!("{}: {error:#}", node.name));
-            }
-        }
-        let path = self.dir.path().to_owned();
-        if is_kept {
-            eprintln!("kept      {}", path.display());
-        } else if let Err(error) = self.dir.close() {
-            problems.push(format!("failed to remove {}: {error}", path.display()));
-        }
-        for problem in &problems {
-            eprintln!("error     {problem}");
-        }
-        problems
     }
 }
 

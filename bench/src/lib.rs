@@ -35,10 +35,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use runtime::settings::info_commands::{self, AboutArgs};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    program::{print, warn_of_profile},
-    report::{Report, write_report},
-};
+use crate::program::run_scenario;
 
 /// Measure cookiesync.
 #[derive(Debug, Parser)]
@@ -91,24 +88,19 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("no scenario given; bench --help lists all scenarios")?;
-    warn_of_profile();
-    let (scenario, options) = match &command {
-        Command::Load(args) => ("load", &args.report),
-        Command::Subscribe(args) if args.fan_out.is_empty() => ("subscribe", &args.report),
-        Command::Subscribe(args) => ("fan-out", &args.report),
-        Command::E2e(args) => ("e2e", &args.report),
-    };
-    let dir = options.prepare(scenario)?;
-    let report = match &command {
-        Command::Load(args) => load::run(&args.plan()?, &stop).await?.report(),
+    match &command {
+        Command::Load(args) => {
+            let load = async { Ok(load::run(&args.plan()?, &stop).await?.report()) };
+            run_scenario("load", &args.report, load).await
+        }
         Command::Subscribe(args) if args.fan_out.is_empty() => {
             let opened = || eprintln!("subscribed {} streams", args.streams);
-            subscribe::run(args, &stop, opened).await?.report()
+            let read = async { Ok(subscribe::run(args, &stop, opened).await?.report()) };
+            run_scenario("subscribe", &args.report, read).await
         }
-        Command::Subscribe(args) => subscribe::run_fan_out(args, &stop).await?,
-        Command::E2e(args) => e2e::run(args, &stop).await?,
-    };
-    print(options.json, &report, Report::summary)?;
-    write_report(dir, &report)?;
-    Ok(report.failures.is_empty())
+        Command::Subscribe(args) => {
+            run_scenario("fan-out", &args.report, subscribe::run_fan_out(args, &stop)).await
+        }
+        Command::E2e(args) => run_scenario("e2e", &args.report, e2e::run(args, &stop)).await,
+    }
 }

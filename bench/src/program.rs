@@ -7,11 +7,10 @@ use runtime::{
     raise_open_files,
     signals::{EXIT_INTERRUPTED, Signals},
 };
-use serde::Serialize;
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
-use crate::report::Environment;
+use crate::report::{Environment, Report, ReportArgs};
 
 /// Runs a scenario on its own runtime. The first signal cancels its token; the second ends the program.
 ///
@@ -55,22 +54,28 @@ fn exit_code(has_passed: bool) -> ExitCode {
     ExitCode::from(u8::from(!has_passed))
 }
 
-/// Warns on standard error if this program was not built with the shipped profile.
-pub fn warn_of_profile() {
+/// Runs a scenario, prints its report and writes it into its directory; true if all checks passed. Warns if a program was not
+/// built with the shipped profile.
+///
+/// # Errors
+/// The scenario fails, or the report cannot be written.
+pub async fn run_scenario(
+    name: &str,
+    options: &ReportArgs,
+    scenario: impl Future<Output = Result<Report>>,
+) -> Result<bool> {
     if let Some(warning) = Environment::of_this_run().profile_warning() {
         eprintln!("warning: {warning}");
     }
-}
-
-/// Prints an outcome as one JSON object, or its summary.
-///
-/// # Errors
-/// The outcome cannot be serialized.
-pub fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string(outcome)?);
+    let dir = options.prepare(name)?;
+    let report = scenario.await?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
     } else {
-        println!("{}", summary(outcome));
+        println!("{}", report.summary());
     }
-    Ok(())
+    if let Some(dir) = dir {
+        eprintln!("report    {}", report.write(&dir)?.display());
+    }
+    Ok(report.failures.is_empty())
 }

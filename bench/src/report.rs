@@ -14,7 +14,7 @@ pub mod unit;
 
 pub use self::{
     data::Report,
-    dir::{ReportArgs, write_report},
+    dir::ReportArgs,
     environment::Environment,
     measurement::{Measurement, Number, Row, Table},
     numbers::{Micros, Percentiles, micros_per, plural},

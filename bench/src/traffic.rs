@@ -16,6 +16,9 @@ pub const BUYER_UID_BYTES: std::ops::RangeInclusive<usize> = 16..=36;
 /// Default number of DSPs. Their ids start at 1.
 pub const DSPS: u32 = 20;
 
+/// Fraction of repeated pairs of user and DSP whose buyer uid differs from the previous one, in loads with a number of users.
+pub const REPEATS_CHANGED: f64 = 0.1;
+
 const BUYER_UID_BYTES_MAX: usize = 36;
 const BUYER_UID_LENGTHS: u32 = 21;
 

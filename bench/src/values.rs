@@ -1,4 +1,4 @@
-//! Parsers of command-line values: rates, durations and fractions.
+//! Parsers of command-line values: rates and durations.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -30,14 +30,6 @@ pub fn parse_time(text: &str, min: Duration) -> Result<Duration, String> {
     }
     let [min, max] = [min, TIME_MAX].map(humantime::format_duration);
     Err(format!("expected {min} to {max}"))
-}
-
-/// Parses a fraction from 0 to 1.
-pub fn parse_fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.parse().ok();
-    fraction
-        .filter(|fraction| (0.0..=1.0).contains(fraction))
-        .ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! processes.
 
 mod args;
-mod running;
+mod processes;
 mod show;
 
 use std::process::ExitCode;

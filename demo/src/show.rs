@@ -1,18 +1,15 @@
 //! Sends one sync request through the programs, then prints commands to try.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
-use launcher::{
-    admin,
-    http::{HttpClient, Response},
-};
+use launcher::admin;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     args::Args,
-    running::{self, Running},
+    processes::{Processes, Programs},
 };
 
 const USER_ID: &str = "alice";
@@ -25,24 +22,33 @@ const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval of checks that all processes run.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs the demo until `stop`.
+/// Runs the demo until `stop`. All ports are checked before anything is built or started.
 ///
 /// # Errors
 /// If a port is in use, the build fails, or a process fails.
 pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
-    let show = async |running: &mut Running| show(running, args.load).await;
-    match running::run(&args.setup, args.load.is_some(), stop, show).await? {
-        Some(running) => running.stop().await,
-        None => Ok(()),
+    args.check_ports()?;
+    let with_bench = args.load.is_some();
+    let found = tokio::task::spawn_blocking(move || Programs::find(with_bench)).await?;
+    if stop.is_cancelled() {
+        // The same Ctrl-C has stopped cargo.
+        return Ok(());
     }
+    let programs = found?;
+    let started = stop.run_until_cancelled(Processes::start(args, &programs));
+    let Some(mut processes) = started.await.transpose()? else {
+        return Ok(());
+    };
+    let shown = stop.run_until_cancelled(show(args, &programs, &mut processes));
+    shown.await.unwrap_or(Ok(()))?;
+    processes.stop().await
 }
 
-/// Waits until both processes are ready, sends one sync request and looks it up, then runs until a process fails.
-async fn show(running: &mut Running, load: Option<NonZeroU64>) -> Result<()> {
-    running.wait_ready().await?;
-    let edge = running.edge();
-    send_one(&edge, &running.consumer_admin).await?;
-    let (producer, consumer) = (&running.producer_admin, &running.consumer_admin);
+/// Sends one sync request and looks it up, then runs until a process fails.
+async fn show(args: &Args, programs: &Programs, processes: &mut Processes) -> Result<()> {
+    let (edge, producer) = (&processes.producer.http, &processes.producer.admin);
+    let consumer = args.consumer_admin.to_string();
+    send_one(edge, &consumer).await?;
     println!(
         "try\n  \
          curl -i --cookie 'uid=bob' 'http://{edge}/?d=3&b=bob-at-dsp-3'\n  \
@@ -51,15 +57,15 @@ async fn show(running: &mut Running, load: Option<NonZeroU64>) -> Result<()> {
          curl 'http://{consumer}/metrics'\n\
          status pages: http://{producer}/ (producer), http://{consumer}/ (consumer)\n"
     );
-    if let Some(rate) = load {
+    if let Some(rate) = args.load {
         println!("sending {rate} requests per second until Ctrl-C; see both status pages");
-        running.start_load(rate)?;
+        processes.start_load(programs, rate)?;
     } else {
         println!("running until Ctrl-C; `--load 20000` also sends 20,000 requests per second");
     }
     loop {
         sleep(CHECK_INTERVAL).await;
-        running.check()?;
+        processes.check()?;
     }
 }
 
@@ -77,35 +83,16 @@ async fn send_one(edge: &str, consumer_admin: &str) -> Result<()> {
     println!("  200");
     let path = format!("/v1/users/{USER_ID}");
     println!("GET http://{consumer_admin}{path}");
-    let is_stored = |response: &Response| response.body.contains(BUYER_UID);
-    let response = poll(consumer_admin, &path, is_stored).await?;
-    println!(
-        "  200, {} ms later: {}\n",
-        accepted_at.elapsed().as_millis(),
-        response.body.trim()
-    );
-    Ok(())
-}
-
-/// Repeats a request until its response is as expected.
-async fn poll(
-    address: &str,
-    path: &str,
-    is_expected: impl Fn(&Response) -> bool,
-) -> Result<Response> {
-    let deadline = Instant::now() + POLL_TIMEOUT;
     loop {
-        let mut connection = HttpClient::connect(address).await?;
-        let response = connection.get(path, &[]).await?;
-        if is_expected(&response) {
-            return Ok(response);
+        let response = admin::get(consumer_admin, &path).await?;
+        let (status, body) = (response.status, response.body.trim());
+        let elapsed = accepted_at.elapsed();
+        if body.contains(BUYER_UID) {
+            println!("  {status}, {} ms later: {body}\n", elapsed.as_millis());
+            return Ok(());
         }
-        if Instant::now() > deadline {
-            bail!(
-                "GET http://{address}{path} still returns {} {} after {POLL_TIMEOUT:?}",
-                response.status,
-                response.body.trim()
-            );
+        if elapsed > POLL_TIMEOUT {
+            bail!("the match is not stored after {POLL_TIMEOUT:?}: {status} {body}");
         }
         sleep(LOOKUP_INTERVAL).await;
     }

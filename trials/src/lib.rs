@@ -10,10 +10,7 @@ pub mod brokers;
 pub mod soak;
 
 use anyhow::Result;
-use bench::{
-    program::{print, warn_of_profile},
-    report::{Report, write_report},
-};
+use bench::program::run_scenario;
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
@@ -41,19 +38,10 @@ enum Command {
 /// # Errors
 /// The scenario cannot be run.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
-    warn_of_profile();
     match cli.command {
-        Command::Soak(args) => {
-            let outcome = soak::run(&args, &stop).await?;
-            print(args.report.json, &outcome, soak::SoakOutcome::summary)?;
-            Ok(outcome.failures.is_empty())
-        }
+        Command::Soak(args) => run_scenario("soak", &args.report, soak::run(&args, &stop)).await,
         Command::Brokers(args) => {
-            let dir = args.report.prepare("brokers")?;
-            let report = brokers::run(&args, &stop).await?;
-            print(args.report.json, &report, Report::summary)?;
-            write_report(dir, &report)?;
-            Ok(report.failures.is_empty())
+            run_scenario("brokers", &args.report, brokers::run(&args, &stop)).await
         }
     }
 }

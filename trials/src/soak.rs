@@ -6,21 +6,19 @@ mod args;
 #[cfg(test)]
 mod fixtures;
 mod inject;
-mod outcome;
 mod plan;
 mod report;
 mod reported_losses;
 
 use std::{fs, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use bench::{
     cluster::{StoreChoice, netns},
     e2e::{ClusterRun, Settlement, Verification},
     load::Plan,
-    memory,
     observe::{Observation, Role},
-    report::{grouped, write_report},
+    report::Report,
     scrape::names,
     tools::skip,
     verify::LostRequest,
@@ -30,13 +28,11 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    allowed_losses::AllowedLosses, inject::FaultInjector, plan::Topology,
+    allowed_losses::AllowedLosses, inject::FaultInjector, plan::Topology, report::RunData,
     reported_losses::ClockPair,
 };
 pub use self::{
     args::{FaultArgs, SoakArgs},
-    inject::FaultEvent,
-    outcome::SoakOutcome,
     plan::FaultKind,
 };
 
@@ -46,11 +42,11 @@ const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Interval between two ticks of the injector after the load.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs to the end, or until `stop`; writes the report.
+/// Runs to the end, or until `stop`.
 ///
 /// # Errors
-/// The cluster cannot be started, or the report cannot be written. Errors during the run are failures in the outcome.
-pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcome> {
+/// The cluster or the load cannot be started. Later errors are failures of the report.
+pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Report> {
     let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
     let mongods: Vec<_> = (0..nodes)
         .filter(|node| args.cluster.store.of_node(node + 1) == StoreChoice::Mongodb)
@@ -71,13 +67,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         "--log-filter=info,consumer::subscription=debug",
     ];
     cluster.consumer_arg.extend(log.map(str::to_owned));
-    cluster.check()?;
-    args.check_memory(memory::of_machine())?;
-    let dir = args.report.prepare("soak")?;
-    let seed = args
-        .drive
-        .seed
-        .unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    let seed = args.drive.seed();
     let topology = Topology {
         producers,
         nodes,
@@ -104,16 +94,16 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         duration: Some(args.duration),
         ..args.drive.plan(seed, &run.cluster)?
     };
-    let mut load_run = run.drive(plan, stop, Some(&mut injector)).await;
-    let interrupted = stop.is_cancelled();
-    let began = load_run.before.at;
-    if let Err(error) = finish_faults(&mut run, &mut injector, began).await {
+    let tick = async |run: &mut ClusterRun, elapsed| injector.tick(run, elapsed).await;
+    let Some(mut load_run) = run.drive(plan, stop, tick).await else {
+        bail!("the load did not start: {:?}", run.failure);
+    };
+    if let Err(error) = finish_faults(&mut run, &mut injector, load_run.before.at).await {
         run.fail(&error);
     }
-    let settled = settle(&mut run, stop).await;
+    let settled = settle(&mut run).await;
 
     let logs = logs(&run);
-    eprintln!("stopping");
     let mut failures = std::mem::take(&mut injector.failures);
     let stopped = run.stop().await;
     let is_clean = stopped.is_empty();
@@ -133,39 +123,29 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     let allowed: Vec<_> = allowed.collect();
     let sources = std::mem::take(&mut load_run.sources);
     let verification = if settled.remaining > 0 && !is_clean {
-        Verification::failed(format!(
-            "{} cookies were never stored",
-            grouped(settled.remaining)
-        ))
+        Verification::not_stored(settled.remaining)
     } else {
         let explain = |node: usize, source: &_, number| {
             let (_, allowed) = &allowed[node];
             allowed.cover(&LostRequest::of(source, number))
         };
         let was_restarted = |node: usize| injector.restarted.contains(&node);
-        run.verify(sources, &explain, &was_restarted, stop).await
+        run.verify(sources, &explain, &was_restarted).await
     };
-    let mut outcome = SoakOutcome::new(outcome::RunData {
+    let kinds: Vec<_> = kinds.iter().map(|(kind, _)| *kind).collect();
+    let mut report = report::report(&RunData {
         args,
         seed,
-        interrupted,
-        result: &load_run.result,
-        before: &load_run.before,
+        load_run: &load_run,
         settled,
         kinds: &kinds,
-        events: injector.events,
-        killed: injector.killed,
-        began,
-        allowed,
-        verification,
-        failures,
+        injector: &injector,
+        allowed: &allowed,
+        verification: &verification,
         observations: run.observer.observations(),
     });
-    let (problems, observer) = run.remove().await;
-    outcome.failures.extend(problems);
-    let report = report::report(&outcome, observer.observations(), began);
-    write_report(dir, &report)?;
-    Ok(outcome)
+    report.failures.append(&mut failures);
+    Ok(report)
 }
 
 /// Logs of all consumers.
@@ -186,7 +166,7 @@ async fn finish_faults(
 ) -> Result<()> {
     injector.stop_injecting();
     while injector.is_active() && run.failure.is_none() {
-        run.tick(injector, began.elapsed()).await?;
+        injector.tick(run, began.elapsed()).await?;
         sleep(TICK_INTERVAL).await;
     }
     match run.failure {
@@ -196,12 +176,12 @@ async fn finish_faults(
 }
 
 /// Waits until no process handles cookies. Counts of killed processes are lost, so the backlog is not reliable.
-async fn settle(run: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
+async fn settle(run: &mut ClusterRun) -> Settlement {
     eprintln!("waiting for the stores");
-    let mut settled = run.settle(stop, is_idle).await;
+    let mut settled = run.settle(is_idle).await;
     if settled.remaining == 0 {
         sleep(IDLE_TIME).await;
-        let again = run.settle(stop, is_idle).await;
+        let again = run.settle(is_idle).await;
         settled.seconds += again.seconds;
         settled.remaining = again.remaining;
     }

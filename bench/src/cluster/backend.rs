@@ -3,11 +3,9 @@
 use std::{
     net::Ipv4Addr,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use anyhow::{Context, Result};
-use mongodb::Client;
+use anyhow::Result;
 
 use super::args::{ClusterArgs, StoreChoice};
 use crate::{memory, mongod::Mongod, programs::Process};
@@ -21,9 +19,6 @@ const RECOMMENDED: [(&str, &str); 2] = [
     ),
 ];
 
-/// Prefix of database names in an existing MongoDB. A random suffix follows.
-const DATABASE_PREFIX: &str = "bench-e2e-";
-
 /// Bounds of the cache of mongod in bytes: a practical minimum of WiredTiger, and the recommendation of docs/mongodb.md.
 const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
 
@@ -32,17 +27,10 @@ const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
 pub enum StoreBackend {
     /// A mongod for this node only.
     Mongod(Box<Mongod>),
-    /// Separate databases in an existing MongoDB.
-    Existing {
-        /// The connection string.
-        uri: String,
-        /// Prefix of the database names.
-        prefix: String,
-    },
     /// An embedded store in this directory.
     Embedded(PathBuf),
     /// No store.
-    Nothing,
+    None,
 }
 
 impl StoreBackend {
@@ -68,27 +56,17 @@ impl StoreBackend {
             StoreChoice::Embedded | StoreChoice::Mixed => {
                 Self::Embedded(dir.join(format!("store-{number}")))
             }
-            StoreChoice::Nothing => Self::Nothing,
-            StoreChoice::Existing(uri) => Self::Existing {
-                uri,
-                // Random, so that concurrent or killed runs use other databases.
-                prefix: format!("{}{:08x}-{number}-", DATABASE_PREFIX, fastrand::u32(..)),
-            },
+            StoreChoice::None => Self::None,
         })
     }
 
-    pub(super) fn consumer_flags(&self) -> Vec<String> {
-        let store = match self {
+    /// Value of the consumer's flag `--store`.
+    pub(super) fn flag(&self) -> String {
+        match self {
             Self::Mongod(mongod) => mongod.uri(),
-            Self::Existing { uri, .. } => uri.clone(),
             Self::Embedded(dir) => format!("embedded:{}", dir.display()),
-            Self::Nothing => "none".to_owned(),
-        };
-        let mut flags = vec!["--store".to_owned(), store];
-        if let Self::Existing { prefix, .. } = self {
-            flags.extend(["--mongodb-prefix".to_owned(), prefix.clone()]);
+            Self::None => "none".to_owned(),
         }
-        flags
     }
 
     /// The mongod of this node.
@@ -98,34 +76,6 @@ impl StoreBackend {
             _ => None,
         }
     }
-
-    /// Drops the databases of the node in an existing MongoDB. If the data is kept, stops mongod cleanly instead.
-    pub(super) async fn remove(self, is_kept: bool, timeout: Duration) -> Result<()> {
-        match self {
-            Self::Mongod(mut mongod) if is_kept => {
-                mongod.process().stop(timeout).await?;
-            }
-            Self::Existing { prefix, .. } if is_kept => {
-                eprintln!("kept      databases {prefix}*")
-            }
-            Self::Existing { uri, prefix } => {
-                let dropped = drop_databases(&uri, &prefix).await;
-                dropped.with_context(|| format!("failed to drop the databases {prefix}*"))?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
-    let client = Client::with_uri_str(uri).await?;
-    for name in client.list_database_names().await? {
-        if name.starts_with(prefix) {
-            client.database(&name).drop().await?;
-        }
-    }
-    Ok(())
 }
 
 /// Cache size of one mongod. All of them share a quarter of the memory; the rest is for the other processes and the page cache.

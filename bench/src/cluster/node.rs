@@ -56,14 +56,10 @@ impl Node {
                 flags.extend([window, "never"].map(str::to_owned));
             }
         }
-        if flag_value(&args.consumer_arg, "--flush-interval").is_none() {
-            let interval = args.flush_interval_text();
-            flags.extend(["--flush-interval", interval].map(str::to_owned));
-        }
         for producer in producers {
             flags.extend(["--producer".to_owned(), format!("http://{}", producer.grpc)]);
         }
-        flags.extend(backend.consumer_flags());
+        flags.extend(["--store".to_owned(), backend.flag()]);
         flags.extend(args.consumer_arg.iter().cloned());
         let program = &programs.consumer;
         let (program, flags) = match network {

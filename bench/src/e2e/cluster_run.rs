@@ -3,20 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use serde::Serialize;
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    drive::{self, LoadResult},
-    verification::Verification,
-};
+use super::verification::Verification;
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, StoreBackend},
-    load::Plan,
+    load::{self, History, LoadOutcome, Plan},
     observe::{Observation, Observer},
     verify::{self, SentRequests, Source, StoreCheck, StoreVerdict},
 };
@@ -30,11 +26,10 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time without a decrease of the backlog: longer than mongod takes to replay its journal.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum wait for the backlog, in general and after an interrupt.
+/// Maximum wait for the backlog.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
-const SETTLE_INTERRUPTED_MAX: Duration = Duration::from_secs(30);
 
-/// Interval between two ticks of an injector.
+/// Interval between two ticks during a load.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A running cluster with its observations.
@@ -51,31 +46,18 @@ pub struct ClusterRun {
 
 /// A load, with the observations before and after it.
 pub struct LoadRun {
-    /// Result of the load.
-    pub result: LoadResult,
+    /// Result of the load, without the histories.
+    pub outcome: LoadOutcome,
     /// Requests of each connection, for verification.
     pub sources: Vec<Source>,
     /// Observation before the load.
     pub before: Observation,
     /// Observation after the load.
     pub after: Observation,
-    /// Maximum backlog observed.
-    pub backlog_max: u64,
-    /// Why the load ended early, if it did.
-    pub ended_early: Option<EarlyEnd>,
-}
-
-/// Why a load ended early. Its measurements are not reliable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EarlyEnd {
-    /// Interrupted by the user.
-    Interrupted,
-    /// A process exited unexpectedly, or was unreachable.
-    ProcessExited,
 }
 
 /// Result of waiting for a backlog.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Settlement {
     /// Duration of the wait.
     pub seconds: f64,
@@ -93,16 +75,14 @@ impl ClusterRun {
     /// A process does not start, or `stop` is cancelled first.
     pub async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
         eprintln!("starting");
+        let connected = stop.run_until_cancelled(async {
+            let mut cluster = Cluster::start(args).await?;
+            cluster.wait_connected().await?;
+            anyhow::Ok(cluster)
+        });
         let interrupted = || anyhow!("interrupted before the cluster had started");
-        let started = stop.run_until_cancelled(Cluster::start(args)).await;
-        let mut cluster = started.ok_or_else(interrupted)??;
-        let connected = stop.run_until_cancelled(cluster.wait_connected()).await;
-        if let Err(error) = connected.ok_or_else(interrupted).flatten() {
-            cluster.remove().await;
-            return Err(error);
-        }
         let mut run = Self {
-            cluster,
+            cluster: connected.await.ok_or_else(interrupted)??,
             observer: Observer::default(),
             started: Instant::now(),
             failure: None,
@@ -117,63 +97,63 @@ impl ClusterRun {
         self.observer.observe(&targets).await.clone()
     }
 
-    /// Runs a load to its end and observes all processes every second. An unexpected exit of a process ends the load. An
-    /// `injector` must check for exits itself.
+    /// Runs a load to its end and observes all processes every second. `tick`, which gets the time since the start of the load, is
+    /// called every 50 ms and must check for unexpected exits; its error ends the load. `None` if the load could not start.
     pub async fn drive(
         &mut self,
         plan: Plan,
         stop: &CancellationToken,
-        mut injector: Option<&mut dyn Injector>,
-    ) -> LoadRun {
+        mut tick: impl AsyncFnMut(&mut Self, Duration) -> Result<()>,
+    ) -> Option<LoadRun> {
         let before = self.observe().await;
-        let (began, mut backlog_max) = (Instant::now(), 0);
+        let began = Instant::now();
         let load_stop = stop.child_token();
         let mut load = JoinSet::new();
-        load.spawn(drive::drive(plan, load_stop.clone()));
+        let (load_plan, token) = (plan.clone(), load_stop.clone());
+        load.spawn(async move { load::run(&load_plan, &token).await });
         let mut observations = interval(OBSERVE_INTERVAL);
         let mut ticks = interval(TICK_INTERVAL);
         observations.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         observations.reset();
-        let result = loop {
-            let checked = tokio::select! {
+        let outcome = loop {
+            tokio::select! {
                 Some(ended) = load.join_next() => break ended.map_err(Into::into).flatten(),
-                _ = observations.tick() => {
-                    backlog_max = backlog_max.max(self.observe().await.backlog());
-                    if injector.is_none() { self.cluster.check() } else { Ok(()) }
-                }
-                _ = ticks.tick(), if injector.is_some() && self.failure.is_none() => {
-                    match &mut injector {
-                        Some(injector) => self.tick(*injector, began.elapsed()).await,
-                        None => Ok(()),
+                _ = observations.tick() => drop(self.observe().await),
+                _ = ticks.tick(), if self.failure.is_none() => {
+                    if let Err(error) = tick(self, began.elapsed()).await {
+                        self.fail(&error);
+                        load_stop.cancel();
                     }
                 }
-            };
-            if let Err(error) = checked {
-                self.fail(&error);
-                load_stop.cancel();
             }
         };
-        let (result, sources) = result.unwrap_or_else(|error| {
-            if !load_stop.is_cancelled() {
-                self.fail(&error);
+        let mut outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                if !load_stop.is_cancelled() {
+                    self.fail(&error);
+                }
+                return None;
             }
-            Default::default()
-        });
+        };
+        let source = |history: History| {
+            let index = history.connection() - plan.first_connection;
+            Source {
+                traffic: plan.traffic.clone(),
+                connection: history.connection(),
+                producer: usize::try_from(index).unwrap_or(0) % plan.urls.len(),
+                requests: Box::new(history),
+            }
+        };
+        let sources = outcome.histories.drain(..).map(source).collect();
         let after = self.observe().await;
-        backlog_max = backlog_max.max(after.backlog());
-        let ended_early = match &self.failure {
-            Some(_) => Some(EarlyEnd::ProcessExited),
-            None => stop.is_cancelled().then_some(EarlyEnd::Interrupted),
-        };
-        LoadRun {
-            result,
+        Some(LoadRun {
+            outcome,
             sources,
             before,
             after,
-            backlog_max,
-            ended_early,
-        }
+        })
     }
 
     /// Records an error that prevents further loads; only the first one is kept.
@@ -183,6 +163,7 @@ impl ClusterRun {
 
     /// Stops producers and consumers cleanly. Returns all failures once, including unbalanced ledgers.
     pub async fn stop(&mut self) -> Vec<String> {
+        eprintln!("stopping");
         let stopped = self.cluster.stop().await;
         let failure = self.failure.iter();
         let others = stopped
@@ -192,32 +173,10 @@ impl ClusterRun {
         failure.chain(others).cloned().chain(unbalanced).collect()
     }
 
-    /// Removes the cluster. Returns removal errors and the observations.
-    pub async fn remove(self) -> (Vec<String>, Observer) {
-        (self.cluster.remove().await, self.observer)
-    }
-
-    /// Lets `injector` act once.
-    ///
-    /// # Errors
-    /// As [`Injector::tick`].
-    pub async fn tick(&mut self, injector: &mut dyn Injector, elapsed: Duration) -> Result<()> {
-        match injector.tick(&mut self.cluster, elapsed)? {
-            Some(InjectorAction::Observe) => {
-                self.observe().await;
-                injector.observed();
-            }
-            Some(InjectorAction::Print(line)) => eprintln!("{line}"),
-            None => {}
-        }
-        Ok(())
-    }
-
     /// Waits until `is_settled` returns true for the previous and the current observation, or until the backlog stops
     /// shrinking.
     pub async fn settle(
         &mut self,
-        stop: &CancellationToken,
         is_settled: impl Fn(&Observation, &Observation) -> bool,
     ) -> Settlement {
         let began = Instant::now();
@@ -243,12 +202,7 @@ impl ClusterRun {
             if backlog < best {
                 (best, best_at) = (backlog, Instant::now());
             }
-            let timeout = if stop.is_cancelled() {
-                SETTLE_INTERRUPTED_MAX
-            } else {
-                SETTLE_MAX
-            };
-            if best_at.elapsed() > SETTLE_TIMEOUT || began.elapsed() > timeout {
+            if best_at.elapsed() > SETTLE_TIMEOUT || began.elapsed() > SETTLE_MAX {
                 return settled(backlog.max(1));
             }
             last = now;
@@ -262,41 +216,28 @@ impl ClusterRun {
         sources: Vec<Source>,
         explain: NodeLossPredicate<'_>,
         was_restarted: &(dyn Fn(usize) -> bool + Sync),
-        stop: &CancellationToken,
     ) -> Verification {
-        // An interrupted load is still verified; a second Ctrl-C ends the program.
-        let stop = if stop.is_cancelled() {
-            CancellationToken::new()
-        } else {
-            stop.clone()
-        };
         eprintln!("verifying");
         let mut verification = Verification {
             balanced: self.observer.balanced(),
             ..Verification::default()
         };
-        match tokio::task::spawn_blocking(|| SentRequests::new(sources)).await {
-            Ok(Ok(sent)) => {
-                for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
-                    let may_be_lost = |source: &Source, number| explain(index, source, number);
-                    let name = node.name.clone();
-                    let check = StoreCheck::new(&name, &sent, &may_be_lost, was_restarted(index));
-                    let verdict = tokio::select! {
-                        verdict = verify_node(node, check) => verdict,
-                        () = stop.cancelled() => Err(anyhow!("interrupted")),
-                    };
-                    match verdict {
-                        Ok(Some(verdict)) => verification.verdicts.push(verdict),
-                        Ok(None) => {
-                            let reason = "without a store, only counts were compared";
-                            verification.not_verified = Some(reason.to_owned());
-                        }
-                        Err(error) => verification.failed.push(format!("{name}: {error:#}")),
-                    }
-                }
+        let sent = tokio::task::spawn_blocking(|| SentRequests::new(sources)).await;
+        let sent = match sent.map_err(Into::into).flatten() {
+            Ok(sent) => sent,
+            Err(error) => {
+                verification.failed.push(format!("{error:#}"));
+                return verification;
             }
-            Ok(Err(error)) => verification.failed.push(format!("{error:#}")),
-            Err(error) => verification.failed.push(error.to_string()),
+        };
+        for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
+            let may_be_lost = |source: &Source, number| explain(index, source, number);
+            let name = node.name.clone();
+            let check = StoreCheck::new(&name, &sent, &may_be_lost, was_restarted(index));
+            match verify_node(node, check).await {
+                Ok(verdict) => verification.verdicts.extend(verdict),
+                Err(error) => verification.failed.push(format!("{name}: {error:#}")),
+            }
         }
         verification
     }
@@ -308,29 +249,9 @@ async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<St
         process.check()?;
     }
     let verdict = match &node.backend {
-        StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check).await,
-        StoreBackend::Existing { uri, prefix } => verify::mongodb(uri, prefix, check).await,
+        StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), check).await,
         StoreBackend::Embedded(dir) => verify::embedded(dir, check).await,
-        StoreBackend::Nothing => return Ok(None),
+        StoreBackend::None => return Ok(None),
     };
     verdict.context("failed to read the store").map(Some)
-}
-
-/// Actions on the cluster during a load, such as injected faults.
-pub trait Injector {
-    /// Performs due actions.
-    ///
-    /// # Errors
-    /// An action failed, or a process exited unexpectedly.
-    fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>>;
-    /// Called after an observation that [`InjectorAction::Observe`] requested.
-    fn observed(&mut self);
-}
-
-/// Result of a tick.
-pub enum InjectorAction {
-    /// Requests an observation before the next tick, because the counters of a process are about to be lost.
-    Observe,
-    /// Reports an action.
-    Print(String),
 }

@@ -1,29 +1,23 @@
-//! Report of `bench e2e`: tables of steps and processes, and plots over time.
+//! Report of `bench e2e`: tables of steps and processes, and conclusions.
 
-use super::{
-    step::{ProcessUse, Step},
-    verification::Verification,
-};
+use super::step::{ProcessUse, Step};
 use crate::{
     cluster::ClusterArgs,
-    observe::ProcessCounts,
+    observe::{ProcessCounts, Role},
     report::{
-        Measurement, Report, Row, plural,
+        Measurement, Report, Row, plural, rate,
         unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
     },
     scrape::names,
-    verify::StoreVerdict,
 };
 
-/// The report of all steps, without conclusions.
-pub(super) fn report(args: &ClusterArgs, steps: &[Step], verification: &Verification) -> Report {
-    let expiry = args.expiry();
+/// The report of all steps.
+pub(super) fn report(args: &ClusterArgs, steps: &[Step]) -> Report {
     let title = format!(
-        "{} → {} → {}{}, {}",
+        "{} → {} → {}, {}",
         plural(args.producers.get(), "producer"),
         plural(args.consumers.get(), "consumer"),
         args.store.name(),
-        expiry.map_or_else(String::new, |mode| format!(" with --expiry {mode}")),
         plural(steps.len(), "step")
     );
     let mut report = Report::new("e2e", &title);
@@ -33,16 +27,17 @@ pub(super) fn report(args: &ClusterArgs, steps: &[Step], verification: &Verifica
     let (mut used, mut counts) = (Vec::new(), Vec::new());
     for step in steps {
         let name = |item: &str| format!("{}/s {item}", step.rate);
-        let processes = step.processes.iter();
-        used.extend(processes.map(|it| Row::new(name(&it.name), process(it))));
-        let nodes = step.nodes.iter();
-        counts.extend(nodes.map(|(node, counts)| Row::new(name(node), outcomes(counts))));
+        used.extend(
+            step.processes()
+                .map(|it| Row::new(name(it.name), process(&it))),
+        );
+        let nodes = step.nodes();
+        counts.extend(nodes.map(|(node, counts)| Row::new(name(node), outcomes(&counts))));
     }
     report.add("Processes", PROCESSES, used);
     report.add("Cookie outcomes", NODES, counts);
-    let verdicts = verification.verdicts.iter();
-    let verdicts = verdicts.map(|verdict| Row::new(&verdict.node, pairs(verdict)));
-    report.add("Verification", PAIRS, verdicts.collect::<Vec<_>>());
+    report.findings = findings(steps, args.consumers.get());
+    report.failures = steps.iter().flat_map(Step::failures).collect();
     report
 }
 
@@ -53,24 +48,25 @@ impl Step {
 }
 
 const STEPS: &str = "Backlog: accepted cookies that the slowest node has not stored, at the end of the load and at the highest \
-    level. Bytes per delivery: those passed to streams. Sustained: 99 % accepted, a backlog of up to one second at the end, and \
-    equal rates of accepted and stored cookies in the second half.";
+    level. Bytes per delivery: those passed to streams. Sustained: 99 % accepted, and a backlog of up to one second at the end.";
 
 fn step(step: &Step) -> Row {
-    let (lost, failed) = step.lost_and_failed();
+    let batches = step.histogram(names::BATCH_COOKIES).count();
+    let [delivered, bytes, batched] = [names::DELIVERED, names::SENT_BYTES, names::BATCH_COOKIES]
+        .map(|metric| step.increase(metric) as f64);
     step.row([
         COUNT.of("requests offered", step.offered),
         COUNT.of("requests accepted", step.accepted()),
         RATE.of("accepted", step.accepted_per_second()),
         RATE.of("stored", step.stored_per_second),
-        COUNT.of("backlog at the end", step.backlog),
+        COUNT.of("backlog at the end", step.backlog()),
         COUNT.of("peak backlog", step.backlog_max),
         SECONDS.of("time to store it", step.settled.seconds),
-        COUNT.of("lost", lost),
-        COUNT.of("failed", failed),
-        COUNT.of("mean batch", step.batch_cookies),
-        BYTES.of("bytes per delivery", step.bytes_per_delivery),
-        Measurement::text("sustained", step.verdict("yes", "no")),
+        COUNT.of("lost", step.increase(names::LOST)),
+        COUNT.of("failed", step.increase(names::FAILED)),
+        COUNT.of("mean batch", batched / batches.max(1.0)),
+        BYTES.of("bytes per delivery", bytes / delivered.max(1.0)),
+        Measurement::text("sustained", step.verdict()),
     ])
 }
 
@@ -78,31 +74,28 @@ const LATENCY: &str = "Edge latency: from the intended send time to the response
     interpolated within buckets.";
 
 fn latency(step: &Step) -> Row {
-    let millis =
-        |name: &str, seconds: Option<f64>| MILLIS.of(name, seconds.map(|seconds| seconds * 1e6));
-    let Step {
-        load,
-        received,
-        stored,
-        flush,
-        ..
-    } = step;
+    let histograms = [
+        ("accepted to received", names::RECEIVED_SECONDS),
+        ("accepted to stored", names::STORED_SECONDS),
+        ("flush", names::FLUSH_SECONDS),
+    ];
+    let quantiles = histograms.into_iter().flat_map(|(name, metric)| {
+        let buckets = step.histogram(metric);
+        [("p50", 0.5), ("p99", 0.99)].map(|(shown, quantile)| {
+            let micros = buckets.quantile(quantile).map(|seconds| seconds * 1e6);
+            MILLIS.of(&format!("{name}, {shown}"), micros)
+        })
+    });
+    let edge = step.load_run.outcome.latency_micros;
     let shown = ["p50", "p99", "p99.9", "max"];
-    step.row(MILLIS.percentiles("edge latency, ", load.latency, &shown))
-        .with([
-            millis("accepted to received, p50", received.p50),
-            millis("accepted to received, p99", received.p99),
-            millis("accepted to stored, p50", stored.p50),
-            millis("accepted to stored, p99", stored.p99),
-            millis("flush, p50", flush.p50),
-            millis("flush, p99", flush.p99),
-        ])
+    step.row(MILLIS.percentiles("edge latency, ", edge, &shown))
+        .with(quantiles)
 }
 
 const PROCESSES: &str = "Cores: used during the load. CPU: user and kernel time until all cookies were stored, per accepted cookie. \
     Peak: maximum memory since the process started.";
 
-fn process(used: &ProcessUse) -> [Measurement; 4] {
+fn process(used: &ProcessUse<'_>) -> [Measurement; 4] {
     [
         DECIMAL.of("cores", used.cores),
         CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
@@ -126,15 +119,41 @@ fn outcomes(counts: &ProcessCounts) -> [Measurement; 7] {
     outcomes.map(|(name, metric)| COUNT.of(name, counts.of(metric)))
 }
 
-const PAIRS: &str = "Pairs of a user and a DSP in each store, compared with the accepted requests.";
+/// Conclusions of a run with `consumers` nodes, most important first.
+fn findings(steps: &[Step], consumers: usize) -> Vec<String> {
+    let sustained = steps.iter().filter(|step| step.failure_reason().is_none());
+    let best = sustained.max_by_key(|step| step.rate);
+    let mut findings = vec![match best {
+        Some(step) => format!(
+            "{} sustained by {}; time from acceptance to storage: {}",
+            rate(step.rate as f64),
+            plural(consumers, "node"),
+            step.stored_latency()
+        ),
+        None => "no rate was sustained".to_owned(),
+    }];
+    let failed = steps
+        .iter()
+        .filter_map(|step| Some((step, step.failure_reason()?)));
+    findings.extend(failed.map(|(step, reason)| {
+        let rate = rate(step.rate as f64);
+        format!("{rate} not sustained: {reason}")
+    }));
+    let mut complete = steps.iter().filter(|step| step.ended_early.is_none());
+    findings.extend(best.or(complete.next()).map(|step| cost(step, consumers)));
+    findings
+}
 
-fn pairs(verdict: &StoreVerdict) -> [Measurement; 6] {
-    [
-        COUNT.of("stored", verdict.stored),
-        COUNT.of("correct", verdict.correct),
-        COUNT.of("missing", verdict.missing),
-        COUNT.of("stale", verdict.stale),
-        COUNT.of("wrong", verdict.wrong),
-        COUNT.of("unexpected", verdict.unexpected),
-    ]
+/// Cost of a cookie. Use it to estimate other rates.
+fn cost(step: &Step, consumers: usize) -> String {
+    let cpu = |role| step.sum(role, |used| used.cpu_micros_per_cookie);
+    let each_node = |role| cpu(role) / consumers as f64;
+    format!(
+        "CPU per cookie at {}: {:.2} µs in the producer with {}, and {:.2} µs in the consumer and {:.2} µs in mongod on each node",
+        rate(step.rate as f64),
+        cpu(Role::Producer),
+        plural(consumers, "node"),
+        each_node(Role::Consumer),
+        each_node(Role::Mongod),
+    )
 }

@@ -1,63 +1,80 @@
-//! Result of verifying all stores: lines for the report, and failures if a store has wrong contents or could not be verified.
+//! Result of verifying all stores: a table and lines for the report, and failures if a store has wrong contents or could not
+//! be verified.
 
-use serde::Serialize;
+use crate::{
+    report::{Report, Row, grouped, unit::COUNT},
+    verify::StoreVerdict,
+};
 
-use crate::{report::grouped, verify::StoreVerdict};
+const NOTE: &str = "Pairs of a user and a DSP in each store, compared with the accepted requests.";
 
 /// Result of verifying all stores.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Default)]
 pub struct Verification {
     /// One verdict per node.
     pub verdicts: Vec<StoreVerdict>,
     /// Stores that could not be verified, with reasons.
     pub failed: Vec<String>,
-    /// The reason why there is nothing to verify, if any.
-    pub not_verified: Option<String>,
     /// Number of scrapes in which the ledger balanced.
     pub balanced: u64,
 }
 
 impl Verification {
-    /// A verification that failed for all stores.
-    pub fn failed(reason: String) -> Self {
+    /// The result if cookies of the backlog were not stored before the timeout.
+    pub fn not_stored(cookies: u64) -> Self {
+        let cookies = grouped(cookies);
         Self {
-            failed: vec![reason],
+            failed: vec![format!(
+                "{cookies} cookies of the backlog were not stored in time"
+            )],
             ..Self::default()
         }
     }
 
-    /// The result in lines.
-    pub fn lines(&self) -> Vec<String> {
-        let mut lines = Vec::new();
+    /// Adds the result to a report.
+    pub fn add_to(&self, report: &mut Report) {
+        let row = |verdict: &StoreVerdict| {
+            let counts = [
+                ("stored", verdict.stored),
+                ("correct", verdict.correct),
+                ("missing", verdict.missing),
+                ("stale", verdict.stale),
+                ("wrong", verdict.wrong),
+                ("unexpected", verdict.unexpected),
+                ("explained", verdict.explained),
+                ("forgotten duplicates", verdict.forgotten_duplicates),
+            ];
+            Row::new(
+                &verdict.node,
+                counts.map(|(name, count)| COUNT.of(name, count)),
+            )
+        };
+        report.add(
+            "Verification",
+            NOTE,
+            self.verdicts.iter().map(row).collect::<Vec<_>>(),
+        );
         if self.balanced > 0 {
             let scrapes = grouped(self.balanced);
-            lines.push(format!(
+            report.findings.push(format!(
                 "balanced  every cookie has exactly one outcome in all {scrapes} scrapes"
             ));
         }
         for verdict in &self.verdicts {
-            lines.push(format!("verified  {}", verdict.line()));
-            let examples = verdict.examples.iter();
-            lines.extend(examples.map(|example| format!("          {example}")));
+            if verdict.has_passed() {
+                report
+                    .findings
+                    .push(format!("verified  {}", verdict.line()));
+            } else {
+                let examples = verdict.examples.join("; ");
+                report
+                    .failures
+                    .push(format!("{} ({examples})", verdict.line()));
+            }
         }
-        let reasons = self.failed.iter().chain(&self.not_verified);
-        lines.extend(reasons.map(|reason| format!("NOT VERIFIED: {reason}")));
-        lines
-    }
-
-    /// Failures of stores that could not be verified.
-    pub fn unverified(&self) -> impl Iterator<Item = String> {
-        let reasons = self.failed.iter();
-        reasons.map(|reason| format!("not verified: {reason}"))
-    }
-
-    /// Failures of all stores.
-    pub fn failures(&self) -> Vec<String> {
-        let failed = self.verdicts.iter().filter(|verdict| !verdict.has_passed());
-        let failed = failed.map(|verdict| {
-            let examples = verdict.examples.join("; ");
-            format!("{} ({examples})", verdict.line())
-        });
-        failed.chain(self.unverified()).collect()
+        let failed = self.failed.iter();
+        report
+            .failures
+            .extend(failed.map(|reason| format!("not verified: {reason}")));
     }
 }

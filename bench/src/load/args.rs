@@ -12,8 +12,8 @@ use http::Uri;
 use super::plan::Plan;
 use crate::{
     report::ReportArgs,
-    traffic::{DSPS, Traffic},
-    values::{parse_fraction, parse_rate, parse_time},
+    traffic::{DSPS, REPEATS_CHANGED, Traffic},
+    values::{parse_rate, parse_time},
 };
 
 const DURATION_MIN: Duration = Duration::from_millis(1);
@@ -69,12 +69,10 @@ pub struct TrafficArgs {
     /// Seed of the cookies. The same seed and number of connections send the same cookies [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Number of distinct users [default: a new user for every request].
+    /// Number of distinct users [default: a new user for every request]. One in ten repeated pairs of user and DSP has a new buyer
+    /// uid.
     #[arg(long)]
     pub users: Option<NonZeroU64>,
-    /// Fraction (0 to 1) of repeated pairs of user and DSP whose buyer uid differs from the previous one.
-    #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_fraction, value_name = "FRACTION")]
-    pub repeat_changed: f64,
     /// Number of DSPs, uniformly distributed.
     #[arg(long, default_value_t = NonZeroU32::new(DSPS).unwrap_or(NonZeroU32::MIN))]
     pub dsps: NonZeroU32,
@@ -91,7 +89,7 @@ impl TrafficArgs {
             .with_first_dsp(self.first_dsp);
         match self.users {
             None => traffic,
-            Some(_) => traffic.with_repeats_changed(self.repeat_changed),
+            Some(_) => traffic.with_repeats_changed(REPEATS_CHANGED),
         }
     }
 }
@@ -182,8 +180,7 @@ mod tests {
             "-c 1 --url http://a/ --url http://b/",
             "-d 0s",
             "-d 31days",
-            "--repeat-changed 0.5",
-            "--users 10 --repeat-changed 1.5",
+            "--users 0",
             "--first-dsp 0",
             "--first-dsp 4294967277",
             "--first-dsp 4294967295 --dsps 2",

@@ -60,12 +60,12 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.processes[at].memory.resident_bytes as f64 / f64::from(1 << 20)
         }));
     }
-    let plot = Plot::over_time;
+    let plot = Plot::new;
     let title = "Latency since acceptance, over all nodes";
     vec![
         plot("Accepted and settled", "cookies per second", rate),
         plot("Accepted and not stored", "cookies", backlog),
-        plot(title, "ms", latency).logarithmic(),
+        plot(title, "ms", latency),
         plot("CPU", "cores", cpu),
         plot("Memory", "MiB resident", memory),
     ]

@@ -58,17 +58,6 @@ impl ReportArgs {
     }
 }
 
-/// Writes the report into the directory, if any, and prints its path on standard error.
-///
-/// # Errors
-/// A file cannot be written, or a plot cannot be drawn.
-pub fn write_report(dir: Option<PathBuf>, report: &Report) -> Result<()> {
-    if let Some(dir) = dir {
-        eprintln!("report    {}", report.write(&dir)?.display());
-    }
-    Ok(())
-}
-
 impl Report {
     /// Writes the report as JSON and as a self-contained page; returns the path of the page.
     ///

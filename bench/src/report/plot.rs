@@ -4,50 +4,33 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow};
 use plotters::{
-    coord::{
-        Shift,
-        ranged1d::{AsRangedCoord, Ranged, ValueFormatter},
-    },
+    coord::Shift,
     prelude::{
-        ChartBuilder, Circle, Color, DrawingArea, IntoDrawingArea, IntoLogRange, LineSeries,
-        PathElement, RGBColor, SVGBackend, SeriesLabelPosition, WHITE,
+        ChartBuilder, Circle, Color, DrawingArea, IntoDrawingArea, LineSeries, PathElement,
+        RGBColor, SVGBackend, SeriesLabelPosition, WHITE,
     },
 };
 
 use serde::Serialize;
 
-/// A line plot.
+/// A line plot over time in seconds since the start.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
     /// Heading.
     pub title: String,
-    /// Label of the horizontal axis, with its unit: `seconds since the start`.
-    pub x: String,
     /// Label of the vertical axis, with its unit.
     pub y: String,
-    /// Whether the vertical axis is logarithmic, which omits values of zero or less.
-    pub logarithmic: bool,
     /// The lines.
     pub series: Vec<Series>,
 }
 
 impl Plot {
-    /// A plot over time in seconds since the start.
-    pub fn over_time(title: &str, y: &str, series: Vec<Series>) -> Self {
+    /// A plot of these lines.
+    pub fn new(title: &str, y: &str, series: Vec<Series>) -> Self {
         Self {
             title: title.to_owned(),
-            x: "seconds since the start".to_owned(),
             y: y.to_owned(),
-            logarithmic: false,
             series,
-        }
-    }
-
-    /// Makes the vertical axis logarithmic.
-    pub fn logarithmic(self) -> Self {
-        Self {
-            logarithmic: true,
-            ..self
         }
     }
 }
@@ -93,8 +76,6 @@ const TEXT_SIZE: i32 = 14;
 
 /// Larger values are not plotted.
 const VALUE_MAX: f64 = 1e15;
-/// Smaller values are not plotted on a logarithmic axis.
-const VALUE_MIN: f64 = 1e-9;
 
 /// Lines with up to this many points have a dot at each.
 const DOTS_MAX: usize = 50;
@@ -104,54 +85,31 @@ const DOTS_MAX: usize = 50;
 /// # Errors
 /// The plot cannot be drawn.
 pub(super) fn draw(plot: &Plot) -> Result<String> {
-    let points = plot.series.iter().flat_map(|series| &series.points);
-    let shown = || points.clone().filter(|point| is_shown(plot, **point));
-    let x = range(false, shown().map(|point| point.0));
-    let mut y = range(plot.logarithmic, shown().map(|point| point.1));
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        if plot.logarithmic {
-            draw_on(plot, &area, x, y.log_scale())
-        } else {
-            // Start at 0, so that heights can be compared.
-            y.start = y.start.min(0.0);
-            draw_on(plot, &area, x, y)
-        }
-        .with_context(|| format!("failed to draw the plot {}", plot.title))?;
+        draw_on(plot, &area).with_context(|| format!("failed to draw the plot {}", plot.title))?;
     }
     Ok(svg)
 }
 
-fn is_shown(plot: &Plot, (x, y): (f64, f64)) -> bool {
-    let is_shown = |value: f64| value.abs() <= VALUE_MAX;
-    is_shown(x) && is_shown(y) && (!plot.logarithmic || y >= VALUE_MIN)
+fn is_shown((x, y): (f64, f64)) -> bool {
+    x.abs() <= VALUE_MAX && y.abs() <= VALUE_MAX
 }
 
 /// The range from the minimum to the maximum value.
-fn range(is_logarithmic: bool, values: impl Iterator<Item = f64>) -> Range<f64> {
-    let range = values.fold(None, |range: Option<(f64, f64)>, value| {
-        let (low, high) = range.unwrap_or((value, value));
-        Some((low.min(value), high.max(value)))
-    });
-    match range {
-        None => 1.0..2.0,
-        Some((low, high)) if low < high => low..high,
-        Some((value, _)) if is_logarithmic => value / 2.0..value * 2.0,
-        Some((value, _)) => value - 1.0..value + 1.0,
-    }
+fn range(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
+    let low = values.clone().fold(f64::INFINITY, f64::min);
+    let high = values.fold(f64::NEG_INFINITY, f64::max);
+    if low < high { low..high } else { 0.0..1.0 }
 }
 
-fn draw_on<Y>(
-    plot: &Plot,
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
-    x: Range<f64>,
-    y: Y,
-) -> Result<()>
-where
-    Y: AsRangedCoord<Value = f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
+fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
+    let points = plot.series.iter().flat_map(|series| &series.points);
+    let shown = points.copied().filter(|point| is_shown(*point));
+    let x = range(shown.clone().map(|point| point.0));
+    // Start at 0, so that heights can be compared.
+    let y = range(shown.map(|point| point.1).chain([0.0]));
     area.fill(&WHITE).map_err(drawing)?;
     let mut chart = ChartBuilder::on(area)
         .caption(&plot.title, (FONT, 18))
@@ -165,7 +123,7 @@ where
         .configure_mesh()
         .light_line_style(WHITE)
         .bold_line_style(GRAY)
-        .x_desc(&plot.x)
+        .x_desc("seconds since the start")
         .y_desc(&plot.y)
         .label_style((FONT, TEXT_SIZE))
         .x_label_formatter(&|value| si(*value))
@@ -174,7 +132,7 @@ where
         .map_err(drawing)?;
     for (index, Series { name, points }) in plot.series.iter().enumerate() {
         let color = PALETTE[index % PALETTE.len()];
-        let runs = points.split(|point| !is_shown(plot, *point));
+        let runs = points.split(|point| !is_shown(*point));
         for run in runs.filter(|run| !run.is_empty()) {
             let line = LineSeries::new(run.iter().copied(), color.stroke_width(2));
             chart.draw_series(line).map_err(drawing)?;

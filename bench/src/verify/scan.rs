@@ -25,17 +25,14 @@ const QUEUE_COOKIES: usize = 10_000;
 /// Longer than any run, so that no cookie expires.
 const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Checks all databases of `uri` whose names are `prefix` and a DSP id.
+/// Checks all databases of `uri` that are named by a DSP id.
 ///
 /// # Errors
 /// The store cannot be read, or a document has an unexpected format.
-pub async fn mongodb(uri: &str, prefix: &str, mut check: StoreCheck<'_>) -> Result<StoreVerdict> {
+pub async fn mongodb(uri: &str, mut check: StoreCheck<'_>) -> Result<StoreVerdict> {
     let client = Client::with_uri_str(uri).await?;
     for name in client.list_database_names().await? {
-        let Some(dsp_id) = name
-            .strip_prefix(prefix)
-            .and_then(|rest| rest.parse::<u32>().ok())
-        else {
+        let Ok(dsp_id) = name.parse::<u32>() else {
             continue;
         };
         let database = client.database(&name);

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::traffic::{SyntheticCookie, Traffic};
 
 /// How much later a request to another producer must be sent to be certainly newer. The time of a cookie is at most three
-/// chunk ages before its acceptance: 150 ms with the maximum chunk age of a cluster. The rest is for stores with millisecond
-/// resolution.
+/// chunk ages before its acceptance: 150 ms if the chunk age is 50 ms, the maximum with which runs of several producers can be
+/// verified. The rest is for stores with millisecond resolution.
 pub const PRODUCER_CLOCK_MARGIN: Duration = Duration::from_millis(160);
 
 /// Outcome of a request.

@@ -16,9 +16,6 @@ use super::plan::FaultKind;
 /// Minimum duration of a run, and minimum mean time between faults.
 const TIME_MIN: Duration = Duration::from_secs(1);
 
-/// Memory per request during verification.
-const REQUEST_BYTES: u128 = 16;
-
 /// Run the whole system at a constant rate under faults, and verify every store.
 ///
 /// Flags select the kinds of faults and their mean intervals. Time, target and duration of each fault are drawn from
@@ -126,27 +123,8 @@ impl FaultArgs {
     }
 }
 
-impl SoakArgs {
-    /// Rejects runs whose verification needs more than half of the memory.
-    pub(super) fn check_memory(&self, memory_bytes: u64) -> Result<()> {
-        let requests = u128::from(self.rate.get()) * self.duration.as_millis() / 1_000;
-        let needed = requests * REQUEST_BYTES;
-        if needed > u128::from(memory_bytes / 2) {
-            bail!(
-                "verifying {requests} requests needs {} GiB of memory, more than half of the {} GiB of this machine; reduce \
-                 --rate or --for",
-                needed >> 30,
-                memory_bytes >> 30
-            );
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
     #[test]
@@ -162,27 +140,5 @@ mod tests {
         );
         assert!(parse_fault("kill-everything").is_err());
         assert!(parse_fault("kill-mongod=soon").is_err());
-    }
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        args: SoakArgs,
-    }
-
-    #[test]
-    fn run_that_exceeds_memory_is_rejected() {
-        let check = |flags: &str| {
-            let flags = std::iter::once("program").chain(flags.split_ascii_whitespace());
-            let args = Program::try_parse_from(flags).unwrap().args;
-            args.check_memory(16 << 30)
-        };
-        // 2^29 requests fit into half of the memory.
-        assert!(check("-l 100000 --for 1h").is_ok());
-        let rejected = check("-l 100000 --for 2h").unwrap_err().to_string();
-        assert!(
-            rejected.contains("720000000 requests needs 10 GiB"),
-            "{rejected}"
-        );
     }
 }

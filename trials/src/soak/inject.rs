@@ -11,11 +11,10 @@ use bench::{
         Cluster,
         netns::{Direction, Namespace},
     },
-    e2e::{Injector, InjectorAction},
+    e2e::ClusterRun,
     programs::Process,
 };
 use rustix::process::Signal;
-use serde::Serialize;
 
 use super::plan::{Fault, FaultKind, FaultTarget};
 
@@ -23,20 +22,18 @@ use super::plan::{Fault, FaultKind, FaultTarget};
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// An injected fault, or its end.
-#[derive(Debug, Clone, Serialize)]
-pub struct FaultEvent {
+#[derive(Debug, Clone)]
+pub(super) struct FaultEvent {
     /// Seconds since the start of the load.
-    pub seconds: f64,
+    pub(super) seconds: f64,
     /// Description of the event.
-    pub description: String,
+    pub(super) description: String,
 }
 
 /// Injector of planned faults.
 #[derive(Debug)]
 pub(super) struct FaultInjector {
     pending: VecDeque<Fault>,
-    /// Whether all processes were observed for the next fault.
-    is_observed: bool,
     active: Vec<ActiveFault>,
     pub(super) events: Vec<FaultEvent>,
     /// Number of kills of producers.
@@ -68,7 +65,6 @@ impl FaultInjector {
     pub(super) fn new(plan: Vec<Fault>) -> Self {
         Self {
             pending: plan.into(),
-            is_observed: false,
             active: Vec::new(),
             events: Vec::new(),
             killed: 0,
@@ -219,35 +215,31 @@ impl FaultInjector {
         self.active.push(ActiveFault { fault, stage });
         Ok(description)
     }
-}
 
-impl Injector for FaultInjector {
-    fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>> {
-        self.check(cluster)?;
-        let mut description = self.advance(cluster, elapsed)?;
+    /// Advances active faults, or injects the next one if it is due.
+    ///
+    /// # Errors
+    /// A fault failed, or a process exited unexpectedly.
+    pub(super) async fn tick(&mut self, run: &mut ClusterRun, elapsed: Duration) -> Result<()> {
+        self.check(&mut run.cluster)?;
+        let mut description = self.advance(&mut run.cluster, elapsed)?;
         if description.is_none()
             && let Some(fault) = self.due(elapsed)
         {
-            if !self.is_observed {
-                return Ok(Some(InjectorAction::Observe));
-            }
-            self.is_observed = false;
+            // The counters of a process may be about to be lost.
+            run.observe().await;
             self.pending.pop_front();
-            description = Some(self.strike(cluster, fault, elapsed)?);
+            description = Some(self.strike(&mut run.cluster, fault, elapsed)?);
         }
-        Ok(description.map(|description| {
+        if let Some(description) = description {
             let seconds = elapsed.as_secs_f64();
-            let line = format!("{seconds:>7.1} s  {description}");
+            eprintln!("{seconds:>7.1} s  {description}");
             self.events.push(FaultEvent {
                 seconds,
                 description,
             });
-            InjectorAction::Print(line)
-        }))
-    }
-
-    fn observed(&mut self) {
-        self.is_observed = true;
+        }
+        Ok(())
     }
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bench::{cluster::netns::Direction, traffic::nth_word};
 use clap::ValueEnum;
-use serde::Serialize;
 
 /// Earliest time of the first fault.
 const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);
@@ -27,8 +26,7 @@ const PARTITION_MILLIS_MIN: u64 = 1_000;
 const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
 
 /// Kind of fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FaultKind {
     /// SIGKILL, then restart.
     KillConsumer,

@@ -1,6 +1,7 @@
 //! Tests of `bench e2e` and `trials soak`, run as a user runs them, at low rates.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
@@ -18,17 +19,13 @@ use mongodb::{
     bson::{Document, doc},
 };
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
     time::timeout,
 };
 
-use crate::{
-    harness::{TRIALS, bench, bin_dir, wait_until},
-    mongods::shared,
-};
+use crate::harness::{TRIALS, bench, bin_dir, wait_until};
 
 /// Deadline for a complete run on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -39,10 +36,10 @@ pub(crate) struct Run {
     child: Child,
 }
 
-/// Exit code, JSON report and error output of a run.
+/// Exit code, report and error output of a run.
 pub(crate) struct RunResult {
     code: Option<i32>,
-    pub(crate) report: Value,
+    report: Report,
     errors: String,
 }
 
@@ -118,47 +115,34 @@ impl RunResult {
         let Self { report, errors, .. } = self;
         ensure!(
             self.code == Some(code),
-            "exit code {:?}: {report:#} {errors}",
+            "exit code {:?}: {report:#?} {errors}",
             self.code
         );
         Ok(())
     }
 
+    /// The rows of a table: their names, and the texts of their measurements by name.
+    pub(crate) fn rows(&self, title: &str) -> Vec<(String, BTreeMap<String, String>)> {
+        let texts = |row: &Row| {
+            let measurements = row.measurements.iter();
+            let texts = measurements.map(|it| (it.name.clone(), it.text.clone()));
+            (row.name.clone(), texts.collect())
+        };
+        self.table(title).map(texts).collect()
+    }
+
     /// The sum of a count of the verification over all stores.
-    pub(crate) fn verified(&self, count: &str) -> u64 {
-        let verdicts = self.report["verification"]["verdicts"].as_array();
-        let counts = verdicts
-            .into_iter()
-            .flatten()
-            .map(|verdict| verdict[count].as_u64());
-        counts.map(Option::unwrap_or_default).sum()
+    pub(crate) fn verified(&self, name: &str) -> f64 {
+        let measurements = self.table("Verification").flat_map(|row| &row.measurements);
+        let values = measurements.filter(|it| it.name == name);
+        values.filter_map(|it| it.value).sum()
     }
 
-    /// The report of `bench e2e`.
-    fn e2e(&self) -> Result<Report> {
-        Ok(serde_json::from_value(self.report.clone())?)
+    fn table(&self, title: &str) -> impl Iterator<Item = &Row> {
+        let tables = self.report.tables.iter();
+        let tables = tables.filter(move |table| table.title == title);
+        tables.flat_map(|table| &table.rows)
     }
-}
-
-/// Names of the rows of a table, each with the texts of its measurements by name.
-fn rows(report: &Report, title: &str) -> Vec<(String, BTreeMap<String, String>)> {
-    let tables = report.tables.iter().filter(|table| table.title == title);
-    let rows = tables.flat_map(|table| &table.rows);
-    let texts = |row: &Row| {
-        let measurements = row.measurements.iter();
-        let texts = measurements.map(|it| (it.name.clone(), it.text.clone()));
-        (row.name.clone(), texts.collect())
-    };
-    rows.map(texts).collect()
-}
-
-/// The sum of a measurement over all stores.
-fn verified(report: &Report, name: &str) -> f64 {
-    let tables = report.tables.iter();
-    let rows = tables.filter(|table| table.title == "Verification");
-    let measurements = rows.flat_map(|table| table.rows.iter().flat_map(|row| &row.measurements));
-    let values = measurements.filter(|it| it.name == name);
-    values.filter_map(|it| it.value).sum()
 }
 
 /// Processes with this directory in their environment.
@@ -190,8 +174,8 @@ async fn check_rate_ladder(store: &str) -> Result<()> {
     ];
     let result = Run::bench(&args).await?.finish().await?;
     result.expect_exit(0)?;
-    let report = result.e2e()?;
-    let steps = rows(&report, "Steps");
+    let report = &result.report;
+    let steps = result.rows("Steps");
     ensure!(steps.len() == 2);
     for (rate, _) in &steps {
         let value = |name: &str| report.value(&format!("{rate}{name}"));
@@ -208,8 +192,8 @@ async fn check_rate_ladder(store: &str) -> Result<()> {
         }
     }
     // 50 users of 20 DSPs: most of the 1,000 pairs are drawn for each node.
-    ensure!(verified(&report, "stored") > 1_000.0, "{report:#?}");
-    ensure!(verified(&report, "stored") == verified(&report, "correct"));
+    ensure!(result.verified("stored") > 1_000.0, "{report:#?}");
+    ensure!(result.verified("stored") == result.verified("correct"));
     Ok(())
 }
 
@@ -224,22 +208,17 @@ async fn rate_ladder_into_embedded_stores_completes_and_every_store_is_verified(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Result<()> {
-    let mongod = shared::start().await?;
-    let client = Client::with_uri_str(mongod.uri()).await?;
-    let uri = mongod.uri();
+async fn changed_document_fails_the_run() -> Result<()> {
     let args = [
         "e2e",
         "--rates",
         "200",
         "--step",
         "60s",
-        "--store",
-        &uri,
         "--consumer-arg=--expiry=index",
     ];
     let run = Run::bench(&args).await?;
-    let changed = tamper(&client).await;
+    let changed = tamper(&run).await;
     run.interrupt()?;
     let result = run.finish().await?;
     let indexes = changed.with_context(|| result.errors.clone())?;
@@ -247,61 +226,58 @@ async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Resul
         indexes == ["_id_", "t_1"],
         "there is no index on t: {indexes:?}"
     );
-    let report = result.e2e()?;
-    ensure!(report.title.contains("--expiry index"), "{}", report.title);
     result.expect_exit(1)?;
-    ensure!(verified(&report, "wrong") == 1.0, "{report:#?}");
-    ensure!(verified(&report, "unexpected") == 1.0, "{report:#?}");
-    let remaining = client.list_database_names().await?;
-    ensure!(
-        !remaining.iter().any(|name| name.starts_with("bench-e2e-")),
-        "{remaining:?}"
-    );
+    let report = &result.report;
+    ensure!(result.verified("wrong") == 1.0, "{report:#?}");
+    ensure!(result.verified("unexpected") == 1.0, "{report:#?}");
     Ok(())
 }
 
 /// Changes one document of a run, adds another one, and returns the index names of their collection.
-async fn tamper(client: &Client) -> Result<Vec<String>> {
-    let mut victim = None;
+async fn tamper(run: &Run) -> Result<Vec<String>> {
+    let temporary = run.dir.path().join("tmp");
+    let found = RefCell::new(None);
     wait_until(RUN_TIMEOUT, "a cookie is stored", async || {
-        for name in client.list_database_names().await? {
-            let is_dsp = name
-                .rsplit('-')
-                .next()
-                .is_some_and(|dsp| dsp.parse::<u32>().is_ok());
+        let Some(port) = mongod_port(&temporary)? else {
+            return Ok(false);
+        };
+        let uri = format!("mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=500");
+        let client = Client::with_uri_str(uri).await?;
+        // Until it accepts connections, there are no names.
+        for name in client.list_database_names().await.unwrap_or_default() {
             let cookies = client.database(&name).collection::<Document>("cookies");
-            if name.starts_with("bench-e2e-")
-                && is_dsp
-                && cookies.find_one(doc! {}).await?.is_some()
+            if name.parse::<u32>().is_ok()
+                && let Some(cookie) = cookies.find_one(doc! {}).await?
             {
+                found.replace(Some((cookies, cookie)));
                 return Ok(true);
             }
         }
         Ok(false)
     })
     .await?;
-    for name in client.list_database_names().await? {
-        let cookies = client.database(&name).collection::<Document>("cookies");
-        if name.starts_with("bench-e2e-") && !name.ends_with("cookiesync") {
-            victim = cookies
-                .find_one(doc! {})
-                .await?
-                .map(|found| (cookies, found));
-        }
-        if victim.is_some() {
-            break;
-        }
-    }
-    let (cookies, found) = victim.context("no document was found")?;
+    let (cookies, cookie) = found.into_inner().context("no document was found")?;
     let later = mongodb::bson::DateTime::from_millis(i64::MAX / 2);
     let change = doc! {"$set": {"b": "tampered", "t": later}};
     cookies
-        .update_one(doc! {"_id": found.get_str("_id")?}, change)
+        .update_one(doc! {"_id": cookie.get_str("_id")?}, change)
         .await?;
     cookies
         .insert_one(doc! {"_id": "extra", "b": "b", "t": later})
         .await?;
     Ok(cookies.list_index_names().await?)
+}
+
+/// The port of the mongod of a run with this temporary directory, if it runs.
+fn mongod_port(temporary: &Path) -> Result<Option<u16>> {
+    let port = |process: PathBuf| {
+        let line = fs::read_to_string(process.join("cmdline")).ok()?;
+        let mut words = line.split('\0');
+        words.find(|word| *word == "--dbpath")?;
+        words.find(|word| *word == "--port")?;
+        words.next()?.parse().ok()
+    };
+    Ok(processes_with(temporary)?.into_iter().find_map(port))
 }
 
 /// Ids of the processes of a run whose command line contains `text`.
@@ -340,11 +316,11 @@ async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Res
     kill_process(victims[0], Signal::KILL)?;
     let result = run.finish().await?;
     result.expect_exit(1)?;
-    let report = result.e2e()?;
+    let report = &result.report;
     let failures = report.failures.iter();
     let of_node = failures.filter(|failure| failure.starts_with("node-1 exited"));
     ensure!(of_node.count() == 1, "{report:#?}");
-    let steps = rows(&report, "Steps");
+    let steps = result.rows("Steps");
     ensure!(steps.len() == 1, "{report:#?}");
     ensure!(steps[0].1["sustained"] == "process exited", "{steps:?}");
     ensure!(!report.findings.iter().any(|it| it.contains("interrupted")));
@@ -370,17 +346,17 @@ async fn interrupted_run_stops_all_processes_verifies_and_reports() -> Result<()
     run.interrupt()?;
     let result = run.finish().await?;
     result.expect_exit(0)?;
-    let report = result.e2e()?;
+    let report = &result.report;
     ensure!(
         report
             .findings
             .iter()
             .any(|it| it.contains(", interrupted;"))
     );
-    let steps = rows(&report, "Steps");
+    let steps = result.rows("Steps");
     ensure!(steps.len() == 1 && steps[0].1["sustained"] == "interrupted");
-    ensure!(verified(&report, "stored") > 0.0);
-    ensure!(verified(&report, "stored") == verified(&report, "correct"));
+    ensure!(result.verified("stored") > 0.0);
+    ensure!(result.verified("stored") == result.verified("correct"));
     Ok(())
 }
 
@@ -406,14 +382,14 @@ async fn soak_with_a_killed_consumer_and_a_restarted_producer_loses_nothing() ->
     ];
     let result = Run::trials(&args).await?.finish().await?;
     result.expect_exit(0)?;
-    let events = result.report["events"].to_string();
+    let events = format!("{:?}", result.rows("Faults"));
     ensure!(
         events.contains("killed") && events.contains("terminated"),
         "{events}"
     );
-    ensure!(result.verified("missing") + result.verified("explained") == 0);
+    ensure!(result.verified("missing") + result.verified("explained") == 0.0);
     ensure!(
-        result.verified("stored") > 1_000
+        result.verified("stored") > 1_000.0
             && result.verified("stored") == result.verified("correct")
     );
     Ok(())
