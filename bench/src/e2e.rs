@@ -1,11 +1,12 @@
 //! `bench e2e`: runs producers, consumers and stores on this machine at increasing request rates, and verifies every store.
 //!
-//! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It generates
+//! A run starts the cluster ([`testkit::cluster`]) and observes it every second ([`testkit::observe`]). It generates
 //! open-loop load at each rate, and waits until all accepted cookies are stored. At the end it stops producers and
 //! consumers cleanly and reads all stores ([`crate::verify`]).
 
 mod cluster_run;
 mod drive;
+mod plots;
 mod report;
 mod step;
 mod verification;
@@ -14,17 +15,17 @@ use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::Result;
 use clap::Args;
+use testkit::cluster::{ClusterArgs, StoreChoice};
 use tokio_util::sync::CancellationToken;
 
 use self::step::Step;
 pub use self::{
     cluster_run::{ClusterRun, LoadRun, NodeLossPredicate, Settlement},
     drive::DriveArgs,
+    plots::plots,
     verification::Verification,
 };
 use crate::{
-    cluster::{ClusterArgs, StoreChoice},
-    observe::plots,
     report::{Report, ReportArgs},
     values::{parse_rate, parse_time},
 };
@@ -38,8 +39,9 @@ const STEP_MIN: Duration = Duration::from_secs(3);
 /// Measure the capacity of the whole system on this machine, and verify every store.
 ///
 /// Starts producers and consumers on free loopback ports, each consumer with its own mongod, and increases the request rate in
-/// steps. Each step reports accepted and stored cookies, latency, and the CPU and memory of each process. Ctrl-C ends the run early; stores are still verified and the report is printed. The exit code
-/// is 1 if a store does not contain exactly the accepted cookies, if cookies were lost or failed, or a process did not shut down cleanly.
+/// steps. Each step reports accepted and stored cookies, latency, and the CPU and memory of each process. Ctrl-C ends the run
+/// early; stores are still verified and the report is printed. The exit code is 1 if a store does not contain exactly the
+/// accepted cookies, if cookies were lost or failed, or a process did not shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct E2eArgs {
     /// Requests per second of each step.

@@ -6,27 +6,18 @@
 //! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store.
 //!
-//! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
-//! whole system ([`cluster`], [`launcher`]), observation of processes ([`observe`]), verification of stores ([`verify`]),
-//! reports ([`report`]), and the start and end of a program ([`program`]).
+//! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), verification of
+//! stores ([`verify`]), reports ([`report`]), and the start and end of a program ([`program`]). `testkit` starts and observes the
+//! processes.
 
-pub mod cluster;
-pub mod cpu;
 pub mod e2e;
 pub mod load;
-pub mod memory;
-pub mod observe;
 pub mod program;
 pub mod report;
 pub mod subscribe;
 pub mod traffic;
 pub mod values;
 pub mod verify;
-
-pub use launcher::{
-    admin, http, http_server, ledger, limiter, mongod, nats, producer, programs, redis, scrape,
-    tools,
-};
 
 use std::{ffi::OsString, process::ExitCode};
 

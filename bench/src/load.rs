@@ -26,6 +26,7 @@ mod threads;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
+use testkit::cpu;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +38,6 @@ pub use self::{
     recorder::RequestCounts,
 };
 use self::{hostile::HostileMix, recorder::Recorder};
-use crate::cpu;
 
 /// How long a load with a rate may send late requests after its end.
 const LATE_TIMEOUT: Duration = Duration::from_millis(500);

@@ -20,7 +20,6 @@ pub use self::{
     numbers::{Micros, Percentiles, micros_per, plural},
     plot::{Plot, Series},
 };
-pub use launcher::numbers::{duration, grouped, per_second, rate};
 
 #[cfg(test)]
 mod tests;

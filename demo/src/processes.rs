@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use launcher::{
+use testkit::{
     producer::{Addresses, Launch, Producer},
     programs::{Process, find, flags, target_dir},
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use launcher::admin;
+use testkit::admin;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 

@@ -111,7 +111,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     }
     assert!(origin.requests().values().all(|count| *count == 1));
     // Each process exports the workers of all processes.
-    let samples = launcher::admin::metrics(&one.admin).await?;
+    let samples = testkit::admin::metrics(&one.admin).await?;
     assert_eq!(
         samples.by_label("revalidator_concurrency", "worker").len(),
         3

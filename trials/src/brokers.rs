@@ -20,13 +20,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use bench::{
-    cpu,
-    memory::Memory,
-    nats::Nats,
-    programs::installed,
-    redis::Redis,
     report::{
-        Measurement, Report, ReportArgs, Row, micros_per, per_second, plural,
+        Measurement, Report, ReportArgs, Row, micros_per, plural,
         unit::{COUNT, CPU, MEBIBYTES, RATE},
     },
     subscribe::{self, Call, SubscribeArgs},
@@ -35,6 +30,9 @@ use bench::{
 use clap::Args;
 use runtime::connect::credentials::SecurityArgs;
 use tempfile::TempDir;
+use testkit::{
+    cpu, memory::Memory, nats::Nats, numbers::per_second, programs::installed, redis::Redis,
+};
 use tokio::{
     sync::mpsc,
     task::JoinSet,

@@ -14,16 +14,18 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use bench::{
-    cluster::{StoreChoice, netns},
     e2e::{ClusterRun, Settlement, Verification},
     load::Plan,
-    observe::{Observation, Role},
     report::Report,
-    scrape::names,
-    tools::skip,
     verify::LostRequest,
 };
 use runtime::unix_micros;
+use testkit::{
+    cluster::{StoreChoice, netns},
+    observe::{Observation, Role},
+    scrape::names,
+    tools::skip,
+};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 

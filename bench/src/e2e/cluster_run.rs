@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use testkit::{
+    cluster::{Cluster, ClusterArgs, Node, StoreBackend},
+    observe::{Observation, Observer},
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep},
@@ -11,9 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::verification::Verification;
 use crate::{
-    cluster::{Cluster, ClusterArgs, Node, StoreBackend},
     load::{self, History, LoadOutcome, Plan},
-    observe::{Observation, Observer},
     verify::{self, SentRequests, Source, StoreCheck, StoreVerdict},
 };
 

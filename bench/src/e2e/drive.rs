@@ -5,9 +5,9 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use anyhow::{Context, Result};
 use clap::Args;
 use http::Uri;
+use testkit::cluster::Cluster;
 
 use crate::{
-    cluster::Cluster,
     load::Plan,
     traffic::{REPEATS_CHANGED, Traffic},
 };

@@ -1,14 +1,16 @@
 //! Report of `bench e2e`: tables of steps and processes, and conclusions.
 
-use super::step::{ProcessUse, Step};
-use crate::{
+use testkit::{
     cluster::ClusterArgs,
+    numbers::rate,
     observe::{ProcessCounts, Role},
-    report::{
-        Measurement, Report, Row, plural, rate,
-        unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
-    },
     scrape::names,
+};
+
+use super::step::{ProcessUse, Step};
+use crate::report::{
+    Measurement, Report, Row, plural,
+    unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
 };
 
 /// The report of all steps.

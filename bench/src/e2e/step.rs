@@ -2,13 +2,14 @@
 //! its rate was sustained.
 
 use metric_defs::MetricDef;
-
-use super::cluster_run::{LoadRun, Settlement};
-use crate::{
+use testkit::{
+    numbers::{duration, grouped, per_second, rate},
     observe::{Observation, ProcessCounts, Role},
-    report::{duration, grouped, micros_per, per_second, rate},
     scrape::{Buckets, names},
 };
+
+use super::cluster_run::{LoadRun, Settlement};
+use crate::report::micros_per;
 
 /// Minimum fraction of offered requests that must be accepted.
 const ACCEPTED_SHARE: f64 = 0.99;

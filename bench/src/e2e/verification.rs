@@ -1,8 +1,10 @@
 //! Result of verifying all stores: a table and lines for the report, and failures if a store has wrong contents or could not
 //! be verified.
 
+use testkit::numbers::grouped;
+
 use crate::{
-    report::{Report, Row, grouped, unit::COUNT},
+    report::{Report, Row, unit::COUNT},
     verify::StoreVerdict,
 };
 

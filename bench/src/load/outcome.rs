@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use testkit::numbers::duration;
+
 use super::{history::History, plan::Plan, recorder::RequestCounts};
-use crate::report::{Percentiles, duration};
+use crate::report::Percentiles;
 
 /// Delay from which a request counts as late: more than the interval of grouped requests (1 ms) and a scheduler time slice (3 to 4 ms).
 const LATE_MICROS: u64 = 10_000;

@@ -1,8 +1,10 @@
 //! Report of a load: rates, latency, and conclusions.
 
+use testkit::numbers::{grouped, per_second, rate};
+
 use super::{outcome::LoadOutcome, recorder::RequestCounts};
 use crate::report::{
-    Measurement, Report, Row, grouped, micros_per, per_second, rate,
+    Measurement, Report, Row, micros_per,
     unit::{COUNT, CPU, DECIMAL, MILLIS, RATE},
 };
 

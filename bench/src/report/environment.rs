@@ -3,12 +3,10 @@
 use std::{env, fs, thread};
 
 use jiff::Timestamp;
-use launcher::programs::found_programs;
 use procfs::{CpuInfo, Current as _};
 use runtime::PROFILE;
 use serde::{Deserialize, Serialize};
-
-use crate::memory;
+use testkit::{memory, programs::found_programs};
 
 /// Profile of the shipped programs.
 const SHIPPED_PROFILE: &str = "dist";

@@ -1,8 +1,8 @@
 //! Histograms, percentiles and averages.
 
 use hdrhistogram::Histogram;
-use launcher::numbers::duration;
 use serde::Serialize;
+use testkit::numbers::duration;
 
 /// A histogram of microseconds with three significant digits.
 #[derive(Debug, Clone)]

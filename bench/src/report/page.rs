@@ -3,11 +3,11 @@
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use testkit::numbers::grouped;
 
 use super::{
     data::Report,
     environment::Environment,
-    grouped,
     measurement::{Measurement, Row, Table},
     plot::{self, Plot},
 };

@@ -1,6 +1,6 @@
 //! Units of measurements: scaling and formatting.
 
-use launcher::numbers::{duration, grouped, rate};
+use testkit::numbers::{duration, grouped, rate};
 
 /// Bytes in a MiB.
 const MEBIBYTE: f64 = (1 << 20) as f64;

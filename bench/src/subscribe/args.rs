@@ -12,8 +12,9 @@ use crate::{report::ReportArgs, values::parse_rate};
 
 /// Open streams from a producer, and check the received cookies.
 ///
-/// Without --duration or --requests, the command runs until Ctrl-C or the end of the streams; a report is written in any case. The exit code is 1 if a stream
-/// violated the protocol (repeated a sequence number, or omitted one without a gap message), or received fewer cookies than --requests.
+/// Without --duration or --requests, the command runs until Ctrl-C or the end of the streams; a report is written in any case. The
+/// exit code is 1 if a stream violated the protocol (repeated a sequence number, or omitted one without a gap message), or received
+/// fewer cookies than --requests.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// gRPC address of the producer.

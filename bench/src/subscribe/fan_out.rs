@@ -8,6 +8,14 @@ use std::{collections::BTreeSet, fs, num::NonZeroUsize, path::Path, time::Durati
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use tempfile::TempDir;
+use testkit::{
+    memory::Memory,
+    numbers::{grouped, per_second},
+    observe::{Observer, ProcessSample, Role, Target},
+    producer::{Addresses, Launch},
+    programs::Programs,
+    scrape::names,
+};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
@@ -20,15 +28,10 @@ use super::{
 };
 use crate::{
     load::{self, Plan},
-    memory::Memory,
-    observe::{Observer, ProcessSample, Role, Target},
-    producer::{Addresses, Launch},
-    programs::Programs,
     report::{
-        Report, Row, grouped, micros_per, per_second, plural,
+        Report, Row, micros_per, plural,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
-    scrape::names,
     traffic::Traffic,
 };
 

@@ -1,8 +1,10 @@
 //! Report of `bench subscribe`.
 
+use testkit::numbers::{grouped, per_second};
+
 use super::streams::SubscribeOutcome;
 use crate::report::{
-    Measurement, Report, Row, grouped, micros_per, per_second,
+    Measurement, Report, Row, micros_per,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use testkit::cpu;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +12,6 @@ use super::{
     security,
     stream::{Stream, StreamCounts},
 };
-use crate::cpu;
 
 /// Outcome of all streams.
 #[derive(Debug)]

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
+use testkit::numbers::grouped;
 use tokio::time::Instant;
 
 use super::sent::{
     LostRequest, PRODUCER_CLOCK_MARGIN, RequestOutcome, RequestRef, SentRequests, Source,
 };
-use crate::{report::grouped, traffic::SyntheticCookie};
+use crate::traffic::SyntheticCookie;
 
 /// Maximum examples in a verdict.
 const EXAMPLES_MAX: usize = 5;

@@ -23,12 +23,12 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::future::try_join_all;
 use hdrhistogram::Histogram;
-use launcher::{limiter::Limiter, redis::Redis, tools::redis_server_or_skip};
 use limits::Algorithm;
 use limits_sharing::{
     Address,
     exact::{Config, ExactLimits, ExactRule, Operation, Outcome, RuleRequest},
 };
+use testkit::{limiter::Limiter, redis::Redis, tools::redis_server_or_skip};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

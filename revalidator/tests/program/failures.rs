@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::Result;
 use http::{HeaderMap, HeaderValue, header};
-use launcher::{limiter::Limiter, programs::find};
 use rustix::process::Signal;
+use testkit::{limiter::Limiter, programs::find};
 use tokio::time::sleep;
 
 use super::{

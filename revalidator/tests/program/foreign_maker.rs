@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use launcher::tools::installed_or_skip;
 use serde_json::Value;
+use testkit::tools::installed_or_skip;
 use tokio::task::spawn_blocking;
 
 use super::{

@@ -14,14 +14,14 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use launcher::{
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::{
     http::HttpClient,
     http_server::HttpServer,
     nats::Nats,
     programs::{Process, free_address},
 };
-use serde_json::Value;
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// Timeout of operations that are immediate on an idle machine.
@@ -293,7 +293,7 @@ impl Revalidator {
     }
 
     pub(crate) async fn readiness(&self) -> Result<String> {
-        Ok(launcher::admin::get(&self.admin, "/readyz").await?.body)
+        Ok(testkit::admin::get(&self.admin, "/readyz").await?.body)
     }
 
     /// Waits until `/readyz` contains a text.
@@ -314,7 +314,7 @@ impl Revalidator {
     }
 
     pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Result<u64> {
-        let samples = launcher::admin::metrics(&self.admin).await?;
+        let samples = testkit::admin::metrics(&self.admin).await?;
         Ok(samples.count(name, labels))
     }
 }

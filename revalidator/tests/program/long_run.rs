@@ -13,7 +13,7 @@ use fastrand::Rng;
 use http::{Request, Response, header::ETAG};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use launcher::{admin, http_server::HttpServer};
+use testkit::{admin, http_server::HttpServer};
 use tokio::time::{Instant, sleep};
 
 use super::harness::Cluster;

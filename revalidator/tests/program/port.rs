@@ -118,7 +118,7 @@ async fn tokens_are_required_if_there_is_a_token_file() -> Result<()> {
         .revalidator(&[&format!("--token-file={}", file.display())])
         .await?;
     assert_eq!(one.get("/v1/jobs").await?.0, 401);
-    let mut client = launcher::http::HttpClient::connect(&one.address).await?;
+    let mut client = testkit::http::HttpClient::connect(&one.address).await?;
     let authorized = client
         .get(
             "/v1/jobs",

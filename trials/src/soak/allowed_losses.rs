@@ -5,10 +5,10 @@
 //! allowed losses: up to that number of cookies, accepted after that sequence number and before the next epoch. Reports whose
 //! times overlap are merged, because a request during the overlap may belong to either report.
 
-use bench::{
+use bench::verify::LostRequest;
+use testkit::{
+    numbers::grouped,
     observe::{Observation, Role},
-    report::grouped,
-    verify::LostRequest,
 };
 use tokio::time::Instant;
 

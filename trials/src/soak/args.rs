@@ -4,12 +4,12 @@ use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use bench::{
-    cluster::ClusterArgs,
     e2e::DriveArgs,
     report::ReportArgs,
     values::{parse_rate, parse_time},
 };
 use clap::{Args, ValueEnum as _};
+use testkit::cluster::ClusterArgs;
 
 use super::plan::FaultKind;
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use bench::{
+use serde_json::json;
+use testkit::{
     memory::Memory,
     observe::{Observation, ProcessCounts, ProcessSample, Role},
     scrape::names,
 };
-use serde_json::json;
 use tokio::time::Instant;
 
 /// The log message of a gap of producer `p`.

@@ -6,15 +6,15 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use bench::{
+use bench::e2e::ClusterRun;
+use rustix::process::Signal;
+use testkit::{
     cluster::{
         Cluster,
         netns::{Direction, Namespace},
     },
-    e2e::ClusterRun,
     programs::Process,
 };
-use rustix::process::Signal;
 
 use super::plan::{Fault, FaultKind, FaultTarget};
 

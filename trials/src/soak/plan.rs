@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use bench::{cluster::netns::Direction, traffic::nth_word};
+use bench::traffic::nth_word;
 use clap::ValueEnum;
+use testkit::cluster::netns::Direction;
 
 /// Earliest time of the first fault.
 const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);

@@ -1,12 +1,15 @@
 //! Report of a soak run: events, measurements, and comparison of missing cookies with the losses that consumers reported.
 
 use bench::{
-    e2e::{LoadRun, Settlement, Verification},
-    observe::{Observation, Role, plots},
+    e2e::{LoadRun, Settlement, Verification, plots},
     report::{
-        Measurement, Report, Row, grouped, per_second, plural, rate,
+        Measurement, Report, Row, plural,
         unit::{COUNT, MILLIS, RATE, SECONDS},
     },
+};
+use testkit::{
+    numbers::{grouped, per_second, rate},
+    observe::{Observation, Role},
     scrape::names,
 };
 use tokio::time::Instant;

@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use bench::{
+use serde::Deserialize;
+use testkit::{
     observe::{Observation, Role},
     scrape::names,
 };
-use serde::Deserialize;
 use tokio::time::Instant;
 
 /// Maximum delay between an observation and its data, and between a response and its count.

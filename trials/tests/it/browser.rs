@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::tools::installed_or_skip;
+use testkit::tools::installed_or_skip;
 
 /// Commands of browsers that support the DevTools protocol.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];

@@ -11,9 +11,9 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{programs::free_address, scrape::names, tools::skip};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{programs::free_address, scrape::names, tools::skip};
 
 use crate::{
     deletions::{delete, start_producer, wait_done},

@@ -7,9 +7,9 @@ mod scale;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, programs::free_address};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::{http::HttpClient, programs::free_address};
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},

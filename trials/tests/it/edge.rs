@@ -9,8 +9,8 @@ pub(crate) mod security;
 mod syncs;
 
 use anyhow::{Result, ensure};
-use bench::{http::HttpClient, scrape::names};
 use tempfile::TempDir;
+use testkit::{http::HttpClient, scrape::names};
 
 use crate::{
     harness::{Producer, sync_request},

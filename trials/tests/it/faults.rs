@@ -4,13 +4,13 @@
 use std::{env, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{
+use rustix::process::Signal;
+use tempfile::TempDir;
+use testkit::{
     cluster::netns::{self, Direction, Network},
     scrape::names,
     tools::skip,
 };
-use rustix::process::Signal;
-use tempfile::TempDir;
 use tokio::time::sleep;
 
 use crate::{

@@ -16,8 +16,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-pub(crate) use bench::producer::Addresses;
-use bench::{
+pub(crate) use testkit::producer::Addresses;
+use testkit::{
     cpu,
     programs::{Process, Programs, find},
 };
@@ -67,7 +67,7 @@ pub(crate) async fn bench() -> Result<&'static Path> {
     programs_with_bench().await.map(|(_, bench)| &**bench)
 }
 
-/// The directory of the programs, the value of [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
+/// The directory of the programs, the value of [`BIN_DIR_VARIABLE`](testkit::programs::BIN_DIR_VARIABLE).
 pub(crate) async fn bin_dir() -> Result<&'static Path> {
     let dir = programs().await?.producer.parent();
     dir.context("the producer's path has no parent")

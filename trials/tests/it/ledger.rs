@@ -3,8 +3,8 @@
 //! The harness checks the balance in every scrape of every test. In these tests, outcomes change, for example from undelivered to lost.
 
 use anyhow::{Result, ensure};
-use bench::scrape::{Samples, names};
 use tempfile::TempDir;
+use testkit::scrape::{Samples, names};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -14,14 +14,14 @@ mod sharing;
 use std::{env, fs, num::NonZeroU32, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{
-    ledger, load,
-    scrape::{Samples, names},
-    traffic::Traffic,
-};
+use bench::{load, traffic::Traffic};
 use metric_defs::MetricDef;
 use proto::v1::SubscribeRequest;
 use tempfile::TempDir;
+use testkit::{
+    ledger,
+    scrape::{Samples, names},
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,6 @@ mod sweep;
 use std::{cell::Cell, collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use bench::mongod::Mongod;
 use consumer::{
     clock::{Clock, ManualClock},
     deletions::Deletions,
@@ -23,6 +22,7 @@ use mongodb::{
 };
 use proto::v1::{DspTimeToLive, TimesToLive};
 use runtime::metrics::Registry;
+use testkit::mongod::Mongod;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 

@@ -5,12 +5,12 @@ pub(crate) mod shared;
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::mongod::Mongod;
 use mongodb::{
     Client,
     bson::{Bson, Document, doc},
 };
 use tempfile::TempDir;
+use testkit::mongod::Mongod;
 
 use crate::harness::{TIMEOUT, wait_until};
 

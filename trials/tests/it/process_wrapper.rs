@@ -6,11 +6,11 @@ use std::{
 };
 
 use anyhow::Result;
-use bench::{
+use tempfile::TempDir;
+use testkit::{
     cluster::netns::Namespace,
     programs::{Process, free_address},
 };
-use tempfile::TempDir;
 
 use crate::harness::{Addresses, Consumer, Producer, Wrapper, programs};
 

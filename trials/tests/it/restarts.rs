@@ -1,9 +1,10 @@
 //! Tests that restarts, kills and unusual start orders lose no cookies.
 
 use anyhow::Result;
-use bench::{load, scrape::names, traffic::Traffic, verify::RequestHistory as _};
+use bench::{load, traffic::Traffic, verify::RequestHistory as _};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::scrape::names;
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -6,7 +6,9 @@ mod partner;
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::{
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{
     admin,
     http::HttpClient,
     limiter::Limiter,
@@ -14,8 +16,6 @@ use bench::{
     nats::Nats,
     programs::{Process, find, free_address},
 };
-use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use self::partner::{Partner, USERS, user};

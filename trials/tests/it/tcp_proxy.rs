@@ -1,11 +1,11 @@
 //! A TCP proxy for tests, which can close all connections and refuse new ones, or deliver one message late.
 
 use anyhow::{Context, Result, ensure};
-use bench::programs::free_address;
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use testkit::programs::free_address;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
     net::{TcpListener, TcpStream},

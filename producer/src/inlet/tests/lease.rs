@@ -9,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use launcher::tools::redis_server_or_skip;
 use proto::wire::CookieRef;
 use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
+use testkit::tools::redis_server_or_skip;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

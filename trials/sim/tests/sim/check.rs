@@ -26,11 +26,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use launcher::{
+use prometheus::TextEncoder;
+use testkit::{
     ledger,
     scrape::{Samples, names},
 };
-use prometheus::TextEncoder;
 
 use self::deletions::DeletionIndex;
 use crate::{

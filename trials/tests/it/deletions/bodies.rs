@@ -3,10 +3,10 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{http::HttpClient, memory::Memory};
 use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::{http::HttpClient, memory::Memory};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bench::admin;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -12,6 +11,7 @@ use mongodb::{
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::admin;
 use tokio::time::sleep;
 
 use super::{UNLIMITED, delete, millis_ago, post, receipt, start_producer, wait_done};
@@ -194,7 +194,7 @@ async fn delete_among(users: u64, frozen_for: Duration) -> Result<()> {
     };
     clock.set("-3")?;
     let (mut first, api) = start_producer(&dir, &UNLIMITED).await?;
-    let replay_api = bench::programs::free_address()?.to_string();
+    let replay_api = testkit::programs::free_address()?.to_string();
     let flags = [&UNLIMITED[..], &["--api", &replay_api]].concat();
     let mut second = clock.producer(&dir, &flags).await?;
     let mut mongod = shared::start().await?;

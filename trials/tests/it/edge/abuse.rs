@@ -9,8 +9,9 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{http::HttpClient, load, scrape::names};
+use bench::load;
 use tempfile::TempDir;
+use testkit::{http::HttpClient, scrape::names};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpSocket,

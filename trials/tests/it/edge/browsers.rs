@@ -3,8 +3,8 @@
 use std::fs;
 
 use anyhow::Result;
-use bench::{programs::free_address, scrape::names};
 use tempfile::TempDir;
+use testkit::{programs::free_address, scrape::names};
 
 use super::security::certificates::Authority;
 use crate::{

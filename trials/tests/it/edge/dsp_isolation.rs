@@ -4,7 +4,6 @@
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::{admin, mongod::Mongod, scrape::names};
 use consumer::{
     batch::Batch,
     deletions::Deletions,
@@ -21,6 +20,7 @@ use mongodb::{
 use runtime::unix_micros;
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{admin, mongod::Mongod, scrape::names};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

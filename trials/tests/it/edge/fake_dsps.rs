@@ -4,9 +4,10 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, load, scrape::names};
+use bench::load;
 use mongodb::Client;
 use tempfile::TempDir;
+use testkit::{http::HttpClient, scrape::names};
 use tokio::time::{Instant, interval};
 
 use crate::{
@@ -96,7 +97,7 @@ async fn run(
     for (node, before) in nodes.iter().zip(before) {
         wait_processed(producer, node).await?;
         let after = node.metrics().await?;
-        let of = |samples: &bench::scrape::Samples| samples.histogram(names::STORED_SECONDS);
+        let of = |samples: &testkit::scrape::Samples| samples.histogram(names::STORED_SECONDS);
         let stored = of(&after).since(&of(&before));
         let quantile = |quantile| stored.quantile(quantile).context("no cookie was stored");
         let (p50, p99) = (quantile(0.5)?, quantile(0.99)?);

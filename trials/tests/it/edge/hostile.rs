@@ -4,7 +4,8 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Result, ensure};
-use bench::{admin, load, scrape::names, verify::RequestHistory as _};
+use bench::{load, verify::RequestHistory as _};
+use testkit::{admin, scrape::names};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::Producer;

@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bench::http::HttpClient;
 use bytes::Bytes;
 use proto::{client, v1::GetCookiesRequest, wire::decode_record};
 use runtime::{
@@ -22,6 +21,7 @@ use runtime::{
 use rustls::{ALL_VERSIONS, version::TLS12};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::http::HttpClient;
 use tokio::{io::AsyncReadExt as _, net::TcpStream};
 use tonic::Streaming;
 

@@ -7,9 +7,10 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{load, scrape::names, traffic::Traffic};
+use bench::{load, traffic::Traffic};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::scrape::names;
 
 use super::hostile;
 use crate::{
@@ -45,7 +46,7 @@ async fn sync_can_be_looked_up_on_every_consumer() -> Result<()> {
     producer.accept("bob", 17, "b-2").await?;
     for consumer in [&on_disk, &on_mongodb] {
         consumer.wait_lookup("bob", json!({"17": "b-2"})).await?;
-        let unknown = bench::admin::get(&consumer.admin, "/v1/users/nobody").await?;
+        let unknown = testkit::admin::get(&consumer.admin, "/v1/users/nobody").await?;
         assert_eq!(unknown.status, 404);
         let error: serde_json::Value = serde_json::from_str(&unknown.body)?;
         assert_eq!(error, json!({"error": "unknown user", "user_id": "nobody"}));

@@ -3,15 +3,15 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
-use bench::{
+use futures_util::future::try_join_all;
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::{
     admin,
     http::HttpClient,
     programs::{Process, free_address},
     scrape::{Samples, names},
 };
-use futures_util::future::try_join_all;
-use serde_json::Value;
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use super::{

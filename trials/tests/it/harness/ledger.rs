@@ -3,7 +3,8 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
-use bench::{admin, ledger, scrape::Samples, traffic::USER_ID_BYTES};
+use bench::traffic::USER_ID_BYTES;
+use testkit::{admin, ledger, scrape::Samples};
 use tokio::{runtime::Builder, time::timeout};
 
 use crate::tools::metrics_page;

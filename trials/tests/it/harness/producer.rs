@@ -6,16 +6,15 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{
+use bench::{load, traffic::Traffic};
+use tempfile::TempDir;
+use testkit::{
     admin,
     http::HttpClient,
-    load,
     producer::{self, Addresses, Launch},
     programs::{Process, flag_value},
     scrape::{Samples, names},
-    traffic::Traffic,
 };
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::{TIMEOUT, ledger::FinalLedgerCheck, numbered_cookie, owned, programs, sync_request};

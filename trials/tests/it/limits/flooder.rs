@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
-use bench::scrape::{Buckets, Samples, names};
 use tempfile::TempDir;
+use testkit::scrape::{Buckets, Samples, names};
 
 use super::{describe_balance, exceeded_max_wait, limit_metric, load_time, plan, send, start};
 use crate::harness::{Producer, TIMEOUT, reserve_machine, wait_until};

@@ -1,8 +1,8 @@
 //! Test of the memory that queued cookies take.
 
 use anyhow::{Context, Result, ensure};
-use bench::{memory::Memory, scrape::names};
 use tempfile::TempDir;
+use testkit::{memory::Memory, scrape::names};
 
 use super::{describe_balance, limit_metric, load_time, plan, send, start};
 use crate::harness::{Producer, reserve_machine};

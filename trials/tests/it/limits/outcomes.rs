@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{
-    ledger, load,
-    scrape::{Samples, names},
-    traffic::Traffic,
-};
+use bench::{load, traffic::Traffic};
 use tempfile::TempDir;
+use testkit::{
+    ledger,
+    scrape::{Samples, names},
+};
 
 use super::{BackgroundReader, describe_balance, limit_metric, send, start, write};
 use crate::{

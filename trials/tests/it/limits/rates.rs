@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::scrape::names;
 use tempfile::TempDir;
+use testkit::scrape::names;
 
 use super::{
     BackgroundReader, describe_balance, exceeded_max_wait, limit_metric, load_time, plan, send,

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{admin, scrape::names};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{admin, scrape::names};
 use tokio::time::sleep;
 
 use crate::{

@@ -14,15 +14,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{
+use rustix::process::Signal;
+use tempfile::TempDir;
+use testkit::{
     admin,
     http::HttpClient,
     programs::{Process, free_address},
     scrape::{Samples, names},
     tools::redis_server_or_skip,
 };
-use rustix::process::Signal;
-use tempfile::TempDir;
 use tokio::{
     net::TcpStream,
     task::JoinSet,

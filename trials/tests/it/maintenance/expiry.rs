@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::admin;
 use consumer::store::mongodb::ExpiryMode;
 use jiff::Timestamp;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::admin;
 
 use crate::{
     documents::Documents,

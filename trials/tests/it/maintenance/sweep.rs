@@ -10,13 +10,13 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
     deletions::Deletions,
     store::{Backlog as _, Expiry, SweepProgress, Upkeep as _, mongodb::ExpiryMode},
 };
 use mongodb::bson::{DateTime, Document, doc};
+use testkit::mongod::Mongod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -10,9 +10,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use bench::mongod::Mongod;
 use mongodb::{Client, bson::doc, options::ClientOptions};
 use tempfile::TempDir;
+use testkit::mongod::Mongod;
 
 use crate::harness::{TIMEOUT, wait_until};
 

@@ -4,11 +4,11 @@
 use std::{env, time::Duration};
 
 use anyhow::{Context as _, Error, Result, ensure};
-use bench::{limiter::Limiter, programs::find};
 use fastrand::Rng;
 use futures_util::{StreamExt as _, stream};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use testkit::{limiter::Limiter, programs::find};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{

@@ -8,11 +8,11 @@ use std::{
 };
 
 use anyhow::Result;
-use bench::{admin, http_server::HttpServer};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
+use testkit::{admin, http_server::HttpServer};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 

@@ -4,15 +4,15 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{
-    admin,
-    mongod::Mongod,
-    programs::{Process, free_address},
-};
 use mongodb::bson::{Bson, Document, doc};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{
+    admin,
+    mongod::Mongod,
+    programs::{Process, free_address},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},

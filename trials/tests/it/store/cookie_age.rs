@@ -6,14 +6,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::{
-    admin,
-    scrape::{Samples, names},
-};
 use producer::{app::App, config::Config, log::Log};
 use proto::{v1::SubscribeRequest, wire::CookieRef};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{
+    admin,
+    scrape::{Samples, names},
+};
 
 use crate::{
     documents::Documents,

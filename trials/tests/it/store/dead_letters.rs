@@ -4,7 +4,6 @@
 use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
-use bench::{http::HttpClient, mongod::Mongod, scrape::names};
 use mongodb::{
     Client, IndexModel,
     bson::{Document, doc},
@@ -13,6 +12,7 @@ use mongodb::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::{http::HttpClient, mongod::Mongod, scrape::names};
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, sync_request, wait_logged, wait_until},
@@ -200,7 +200,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
     producer.accept(&format!("{USER}-3"), 18, &bad).await?;
     wait_rejected(&consumer, 4).await?;
     let path = format!("/v1/users/{USER}-1");
-    ensure!(bench::admin::get(&consumer.admin, &path).await?.status == 200);
+    ensure!(testkit::admin::get(&consumer.admin, &path).await?.status == 200);
     for process in [&mut consumer.process, &mut producer.process] {
         process.signal(Signal::TERM)?;
         process.wait(TIMEOUT).await?;

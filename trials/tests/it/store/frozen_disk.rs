@@ -6,8 +6,8 @@
 use std::{os::unix::fs::symlink, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{admin, http::HttpClient, limiter::Limiter, programs, tools::skip};
 use tempfile::TempDir;
+use testkit::{admin, http::HttpClient, limiter::Limiter, programs, tools::skip};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout},

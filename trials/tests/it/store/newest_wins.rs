@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
@@ -26,6 +25,7 @@ use mongodb::{
 use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use testkit::{http::HttpClient, mongod::Mongod, scrape::names};
 
 use crate::{
     documents::Documents,

@@ -4,7 +4,6 @@
 use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{admin, mongod::Mongod, scrape::names, tools::skip};
 use consumer::store::mongodb::ExpiryMode;
 use mongodb::{
     Client,
@@ -12,6 +11,7 @@ use mongodb::{
 };
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::{admin, mongod::Mongod, scrape::names, tools::skip};
 use tokio::time::{Instant, sleep};
 
 use crate::{

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::{
+use bench::load;
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+use testkit::{
     http::HttpClient,
-    load,
     mongod::Mongod,
     programs::Process,
     scrape::{Samples, names},
 };
-use rustix::process::Signal;
-use serde_json::json;
-use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;

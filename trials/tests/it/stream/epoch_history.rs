@@ -9,13 +9,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{
-    load,
+use bench::load;
+use serde_json::json;
+use tempfile::TempDir;
+use testkit::{
     scrape::{Samples, names},
     tools::skip,
 };
-use serde_json::json;
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::{

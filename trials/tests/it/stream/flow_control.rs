@@ -4,12 +4,12 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{
-    load,
+use bench::load;
+use tempfile::TempDir;
+use testkit::{
     memory::Memory,
     scrape::{Samples, names},
 };
-use tempfile::TempDir;
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, accept_all, reserve_machine, settled, wait_until},

@@ -3,12 +3,12 @@
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::scrape::names;
 use proto::{
     client,
     v1::{Cookie, GetCookiesRequest},
 };
 use tempfile::TempDir;
+use testkit::scrape::names;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     time,

@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::{
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+use testkit::{
     programs::{Process, free_address, target_dir},
     tools::installed_or_skip,
 };
-use rustix::fs::{FlockOperation, flock};
-use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::{Producer, TIMEOUT, numbered_cookie, wait_until, within_timeout};

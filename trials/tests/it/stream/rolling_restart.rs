@@ -9,17 +9,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::{
-    http::HttpClient,
     load::{self, History},
-    programs::{Process, free_address},
-    scrape::names,
-    tools::installed_or_skip,
     verify::{
         LossPredicate, RequestHistory, RequestOutcome, SentRequests, Source, StoreCheck,
         embedded as verify_embedded,
     },
 };
 use tempfile::TempDir;
+use testkit::{
+    http::HttpClient,
+    programs::{Process, free_address},
+    scrape::names,
+    tools::installed_or_skip,
+};
 use tokio::{net::TcpStream, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -270,7 +272,7 @@ async fn draining_producer_closes_client_connections_after_their_response() -> R
     let mut producer = Producer::start(&dir, &["--drain-delay", "1h"]).await?;
     producer.process.signal(rustix::process::Signal::TERM)?;
     wait_until(TIMEOUT, "/readyz reports the drain", async || {
-        let readiness = bench::admin::readiness(&producer.admin).await?;
+        let readiness = testkit::admin::readiness(&producer.admin).await?;
         Ok(readiness == Err("drain: draining".to_owned()))
     })
     .await?;

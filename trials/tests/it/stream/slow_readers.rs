@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::scrape::{Samples, names};
 use proto::v1::Cookie;
 use rustix::process::Signal;
 use tempfile::TempDir;
+use testkit::scrape::{Samples, names};
 use tokio::time::sleep;
 use tonic::{Code, Status};
 

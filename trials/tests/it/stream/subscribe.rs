@@ -3,10 +3,11 @@
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
-use bench::{report::ReportArgs, scrape::names, subscribe};
+use bench::{report::ReportArgs, subscribe};
 use proto::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
 use runtime::connect::credentials::SecurityArgs;
 use tempfile::TempDir;
+use testkit::scrape::names;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 

@@ -1,8 +1,8 @@
 //! Test of the admin port of each process.
 
 use anyhow::{Result, ensure};
-use bench::admin;
 use tempfile::TempDir;
+use testkit::admin;
 
 use crate::harness::{Consumer, Producer, embedded};
 

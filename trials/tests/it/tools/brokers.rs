@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{programs::BIN_DIR_VARIABLE, report::Report, tools::installed_or_skip};
+use bench::report::Report;
+use testkit::{programs::BIN_DIR_VARIABLE, tools::installed_or_skip};
 
 use crate::harness::{TRIALS, bin_dir, run_to_end};
 

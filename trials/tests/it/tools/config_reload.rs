@@ -1,9 +1,9 @@
 //! Tests that running processes reload their configuration.
 
 use anyhow::{Result, ensure};
-use bench::{admin, http::HttpClient, scrape::names};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use testkit::{admin, http::HttpClient, scrape::names};
 
 use crate::harness::{
     Addresses, Consumer, Producer, TIMEOUT, embedded, programs, run_to_end, wait_logged, wait_until,
@@ -41,7 +41,7 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
     wait_logged(&producer.process, "--http-connections").await?;
     // A flag sets the address and overrides the file, so it has not changed.
     wait_logged(&producer.process, "needs_restart=\"--log-bytes\"").await?;
-    let rejected = |metrics: &bench::scrape::Samples| {
+    let rejected = |metrics: &testkit::scrape::Samples| {
         metrics.count(
             "producer_http_connections_closed_total",
             &[("reason", "too_many")],

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use bench::{admin, http::HttpClient, load};
+use bench::load;
 use tempfile::TempDir;
+use testkit::{admin, http::HttpClient};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Addresses, Producer, TIMEOUT, expect_exit, wait_until, within_timeout};

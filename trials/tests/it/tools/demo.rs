@@ -3,12 +3,12 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use testkit::{
     producer::Addresses,
     programs::{BIN_DIR_VARIABLE, find, free_address},
 };
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},

@@ -10,16 +10,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{
-    programs::BIN_DIR_VARIABLE,
-    report::{Report, Row},
-};
+use bench::report::{Report, Row};
 use mongodb::{
     Client,
     bson::{Document, doc},
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testkit::programs::BIN_DIR_VARIABLE;
 use tokio::{
     process::{Child, Command},
     time::timeout,

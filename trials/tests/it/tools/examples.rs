@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{programs::free_address, scrape::names};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::{programs::free_address, scrape::names};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,

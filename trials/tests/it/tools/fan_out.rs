@@ -3,12 +3,10 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use bench::{
-    programs::{BIN_DIR_VARIABLE, Process},
-    report::Report,
-};
+use bench::report::Report;
 use rustix::process::Signal;
 use tempfile::TempDir;
+use testkit::programs::{BIN_DIR_VARIABLE, Process};
 
 use crate::harness::{TIMEOUT, bench, bin_dir, children, run_to_end, wait_until};
 

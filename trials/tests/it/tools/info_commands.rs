@@ -2,8 +2,8 @@
 //! manual pages.
 
 use anyhow::{Result, ensure};
-use bench::programs::free_address;
 use tempfile::TempDir;
+use testkit::programs::free_address;
 
 use crate::harness::{Consumer, Producer, ProgramOutput, embedded, programs, run_to_end};
 

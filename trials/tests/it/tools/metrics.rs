@@ -1,11 +1,11 @@
 //! Tests of the metrics of subscribers, streams, DSPs and producers.
 
 use anyhow::{Result, ensure};
-use bench::{
+use tempfile::TempDir;
+use testkit::{
     http::HttpClient,
     scrape::{Samples, names},
 };
-use tempfile::TempDir;
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, sync_request, wait_until},

@@ -1,8 +1,8 @@
 //! Test of the status pages in a real browser.
 
 use anyhow::{Result, bail};
-use bench::programs::target_dir;
 use tempfile::TempDir;
+use testkit::programs::target_dir;
 
 use crate::{
     browser,

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 
 use anyhow::{Result, ensure};
-use bench::programs::{Process, free_address};
 use tempfile::TempDir;
+use testkit::programs::{Process, free_address};
 
 use crate::{
     harness::{Addresses, Producer, ProgramOutput, TIMEOUT, embedded, programs, run_to_end},

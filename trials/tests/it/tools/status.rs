@@ -1,12 +1,12 @@
 //! Tests of the status page and of `/readyz`: contents and access.
 
 use anyhow::{Result, ensure};
-use bench::{
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{
     admin,
     http::{HttpClient, Response},
 };
-use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::harness::{Consumer, Producer, wait_logged};
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use launcher::tools::skip;
 use rustix::fs::{FlockOperation, flock};
+use testkit::tools::skip;
 
 use crate::serve::harness::{Limiter, body};
 

@@ -3,12 +3,12 @@
 use std::{fs, time::Duration};
 
 use anyhow::Result;
-use launcher::mongod::Mongod;
 use mongodb::{
     Client, Collection,
     bson::{Document, doc},
 };
 use tempfile::TempDir;
+use testkit::mongod::Mongod;
 
 use crate::serve::harness::{Limiter, wait_until};
 

@@ -3,9 +3,9 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use launcher::http::HttpClient;
 use rustix::process::Signal;
 use serde_json::Value;
+use testkit::http::HttpClient;
 
 use crate::serve::harness::{Limiter, TIMEOUT, body, nanos};
 

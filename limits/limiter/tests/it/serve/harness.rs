@@ -3,13 +3,13 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use launcher::{
-    http::{HttpClient, Response},
-    programs::{Process, free_address},
-};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::{
+    http::{HttpClient, Response},
+    programs::{Process, free_address},
+};
 use tokio::time::{Instant, sleep};
 
 /// Timeout for everything that is immediate on an idle machine.
@@ -119,13 +119,13 @@ impl Limiter {
 
     /// Value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> Result<u64> {
-        let samples = launcher::admin::metrics(&self.admin).await?;
+        let samples = testkit::admin::metrics(&self.admin).await?;
         Ok(samples.count(name, &[]))
     }
 
     /// Body of `/readyz`.
     pub(crate) async fn readiness(&self) -> Result<String> {
-        Ok(launcher::admin::get(&self.admin, "/readyz").await?.body)
+        Ok(testkit::admin::get(&self.admin, "/readyz").await?.body)
     }
 
     /// Waits until `/readyz` contains this text.

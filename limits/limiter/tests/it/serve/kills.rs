@@ -10,9 +10,9 @@ use std::{
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
-use launcher::http::HttpClient;
 use limits::{Algorithm, rules::Rules};
 use serde_json::Value;
+use testkit::http::HttpClient;
 use tokio::task::JoinSet;
 
 use crate::{

@@ -3,8 +3,8 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use launcher::http::Response;
 use tempfile::TempDir;
+use testkit::http::Response;
 
 use crate::serve::harness::{Limiter, body, nanos};
 
@@ -326,7 +326,7 @@ async fn resources_of_untrusted_clients_are_bounded() -> Result<()> {
         body(&full, 503)["type"],
         "/v1/problems/counter-limit-reached"
     );
-    let metrics = launcher::admin::get(&limiter.admin, "/metrics").await?.body;
+    let metrics = testkit::admin::get(&limiter.admin, "/metrics").await?.body;
     ensure!(
         metrics.contains("\nlimiter_clock_behind_seconds 0"),
         "{metrics}"

@@ -4,8 +4,8 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use anyhow::{Result, ensure};
-use launcher::http::{HttpClient, Response};
 use serde_json::json;
+use testkit::http::{HttpClient, Response};
 use tokio::task::JoinSet;
 
 use crate::serve::{
@@ -51,7 +51,7 @@ async fn wait_server(limiter: &Limiter, is_up: u64) -> Result<()> {
 
 /// Number of decisions by a decider.
 async fn decided(limiter: &Limiter, by: &str) -> Result<u64> {
-    let samples = launcher::admin::metrics(&limiter.admin).await?;
+    let samples = testkit::admin::metrics(&limiter.admin).await?;
     Ok(samples.count("limiter_shared_decisions_total", &[("decided_by", by)]))
 }
 
@@ -248,7 +248,7 @@ async fn without_the_server_each_limiter_enforces_its_guaranteed_share() -> Resu
         })
         .await?;
         wait_server(limiter, 0).await?;
-        let status = launcher::admin::get(&limiter.admin, "/readyz").await?;
+        let status = testkit::admin::get(&limiter.admin, "/readyz").await?;
         assert_eq!(status.status, 200);
         ensure!(
             status.body.contains("enforcing 1/2 of each limit"),
@@ -298,7 +298,7 @@ async fn without_the_server_and_guaranteed_shares_all_calls_are_refused() -> Res
     let lost = client.get("/v1/limits/quota/k/delay", &[]).await?;
     body(&lost, 503);
     wait_server(&limiter, 0).await?;
-    let status = launcher::admin::get(&limiter.admin, "/readyz").await?;
+    let status = testkit::admin::get(&limiter.admin, "/readyz").await?;
     assert_eq!(status.status, 503);
     ensure!(
         status.body.contains("refusing all calls"),

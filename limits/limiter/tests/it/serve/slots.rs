@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, env, fs, process::Stdio};
 
 use anyhow::{Result, ensure};
-use launcher::http::HttpClient;
 use tempfile::TempDir;
+use testkit::http::HttpClient;
 use tokio::{process::Command, task::JoinSet};
 
 use crate::serve::harness::{Limiter, body, nanos};

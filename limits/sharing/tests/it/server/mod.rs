@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use launcher::tools::redis_server_or_skip;
 use limits_sharing::Address;
 use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use tempfile::TempDir;
+use testkit::tools::redis_server_or_skip;
 
 /// A server; killed when dropped.
 pub(crate) struct Server {

@@ -9,7 +9,7 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use anyhow::{Context as _, ensure};
-use launcher::scrape::names;
+use testkit::scrape::names;
 
 use super::{Counters, MissingCookies, describe, incarnation_of};
 use crate::{

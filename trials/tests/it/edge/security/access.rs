@@ -1,10 +1,10 @@
 //! Tests of tokens: who has access to the streams, and how a token is replaced while streams are open.
 
 use anyhow::{Result, ensure};
-use bench::admin;
 use runtime::connect::credentials::SecurityArgs;
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::admin;
 
 use super::{Stream, TOKEN, wait_counted, wait_logged_times, write};
 use crate::{

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use bench::scrape::names;
 use consumer::store::mongodb::ExpiryMode;
 use mongodb::bson::{DateTime, doc};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use testkit::scrape::names;
 
 use super::{SWEEP_TIMEOUT, fill, is_swept, refresh, user};
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, bail, ensure};
-use bench::scrape::Samples;
+use testkit::scrape::Samples;
 
 use super::{PAGE, UPDATE, root};
 
@@ -128,7 +128,7 @@ fn metrics_named_in_texts_exist() -> Result<()> {
 fn metrics_named_in_sources_exist() -> Result<()> {
     let page = fs::read_to_string(root().join(PAGE))?;
     let ours = [
-        "bench", "consumer", "demo", "launcher", "producer", "runtime", "trials",
+        "bench", "consumer", "demo", "producer", "runtime", "testkit", "trials",
     ];
     for path in files_under(ours)? {
         // This file contains names that do not exist.

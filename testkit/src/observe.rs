@@ -5,7 +5,6 @@
 
 mod counts;
 mod observation;
-mod plots;
 
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use tokio::time::{Instant, timeout};
 pub use self::{
     counts::ProcessCounts,
     observation::{Observation, ProcessSample, Role},
-    plots::plots,
 };
 use crate::{cpu, http::HttpClient, ledger, memory::Memory, scrape::Samples};
 

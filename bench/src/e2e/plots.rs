@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::observation::{Observation, ProcessSample, Role};
-use crate::{
-    report::{Plot, Series},
+use testkit::{
+    observe::{Observation, ProcessSample, Role},
     scrape::names,
 };
+use tokio::time::Instant;
+
+use crate::report::{Plot, Series};
 
 /// Minimum time between compared observations: in shorter times, CPU time changes by clock ticks and counts by whole batches.
 const DISTANCE_MIN: Duration = Duration::from_millis(900);

@@ -58,7 +58,8 @@ impl ProcessCounts {
         self.counts.get(metric.name).copied().unwrap_or(0)
     }
 
-    pub(crate) fn histogram(&self, metric: MetricDef) -> Buckets {
+    /// The buckets of a histogram.
+    pub fn histogram(&self, metric: MetricDef) -> Buckets {
         let histogram = self.histograms.get(metric.name);
         histogram.cloned().unwrap_or_default()
     }
@@ -81,7 +82,7 @@ impl ProcessCounts {
     }
 
     /// Counts since an `earlier` observation.
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
+    pub fn since(&self, earlier: &Self) -> Self {
         let mut more = Self::default();
         for metric in METRICS {
             let count = self.of(metric).saturating_sub(earlier.of(metric));

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::counts::ProcessCounts;
 use crate::{
     memory::Memory,
-    report::per_second,
+    numbers::per_second,
     scrape::{Buckets, names},
 };
 
@@ -107,7 +107,7 @@ impl Observation {
     }
 
     /// Sum of a histogram over all nodes.
-    pub(crate) fn histogram(&self, metric: MetricDef) -> Buckets {
+    pub fn histogram(&self, metric: MetricDef) -> Buckets {
         let nodes = self.of(Role::Consumer);
         nodes.fold(Buckets::default(), |sum, seen| {
             sum.plus(&seen.counts.histogram(metric))
