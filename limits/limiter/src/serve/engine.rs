@@ -20,14 +20,10 @@ mod remaining;
 mod remote;
 mod usage_summary;
 
-use std::{
-    collections::HashSet,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use limits::rules::NamedLimit;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::{
     bookings::Bookings,
@@ -228,7 +224,7 @@ impl Engine {
     }
 
     fn state(&self) -> MutexGuard<'_, EngineState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

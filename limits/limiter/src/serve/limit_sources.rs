@@ -12,11 +12,12 @@ pub(super) mod collection;
 mod effective;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use limits::rules::{ConfigErrors, Table};
+use parking_lot::Mutex;
 
 pub use self::effective::{EffectiveLimits, TermsByName};
 use super::{clock::Clock, engine::Engine, sharing::check_unchanged};
@@ -90,17 +91,17 @@ impl LimitSources {
 
     /// The limits in effect.
     pub fn effective(&self) -> Arc<EffectiveLimits> {
-        Arc::clone(&self.active().effective)
+        Arc::clone(&self.active.lock().effective)
     }
 
     /// Why the newest version of the collection is not in effect.
     pub fn rejected(&self) -> Option<String> {
-        self.active().rejected.clone()
+        self.active.lock().rejected.clone()
     }
 
     /// Time since the collection was last read, if there is one.
     pub fn collection_age(&self) -> Option<Duration> {
-        self.active().read_at.map(|read_at| read_at.elapsed())
+        self.active.lock().read_at.map(|read_at| read_at.elapsed())
     }
 
     /// Activates a version of the file, with the newest version of the collection if they are valid together, otherwise
@@ -109,7 +110,7 @@ impl LimitSources {
     /// # Errors
     /// When the file is invalid together with either version.
     pub fn set_file(&self, file: &Table) -> Result<(), ConfigErrors> {
-        let newest = self.newest_collection();
+        let newest = self.newest_collection.lock();
         let newest = newest.as_ref().ok();
         match newest.and_then(|newest| self.validate(file, newest).ok()) {
             Some(effective) => self.activate(effective, None),
@@ -123,8 +124,8 @@ impl LimitSources {
 
     /// Activates a version of the collection, or rejects it; `read` is an error if the collection has invalid documents.
     pub fn set_collection(&self, read: Result<TermsByName, String>) {
-        self.active().read_at = Some(Instant::now());
-        let mut newest = self.newest_collection();
+        self.active.lock().read_at = Some(Instant::now());
+        let mut newest = self.newest_collection.lock();
         if *newest == read {
             return;
         }
@@ -139,7 +140,7 @@ impl LimitSources {
             Err(why) => {
                 let source = "collection";
                 tracing::warn!(source, why, "invalid limits; keeping the previous version");
-                self.active().rejected = Some(format!("{source}: {why}"));
+                self.active.lock().rejected = Some(format!("{source}: {why}"));
             }
         }
     }
@@ -156,7 +157,7 @@ impl LimitSources {
 
     fn activate(&self, effective: EffectiveLimits, rejected: Option<String>) {
         let before = self.effective();
-        self.active().rejected = rejected;
+        self.active.lock().rejected = rejected;
         let changes = [
             ("file", effective.file != before.file),
             ("collection", effective.collection != before.collection),
@@ -168,21 +169,11 @@ impl LimitSources {
         let saved = effective::to_bytes(&effective.collection);
         let now = self.clock.now();
         self.engine.change(&effective.rules.limits, saved, now);
-        self.active().effective = Arc::new(effective);
+        self.active.lock().effective = Arc::new(effective);
         let version = self.engine.version();
         for (source, _) in changed {
             tracing::info!(source, version, "limits changed");
         }
-    }
-
-    fn newest_collection(&self) -> MutexGuard<'_, Result<TermsByName, String>> {
-        let newest = &self.newest_collection;
-        newest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn active(&self) -> MutexGuard<'_, ActiveVersion> {
-        let active = &self.active;
-        active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

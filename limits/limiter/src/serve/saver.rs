@@ -6,10 +6,11 @@
 
 use std::{
     panic::resume_unwind,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Condvar, Mutex};
 use tokio::{
     sync::{oneshot, watch},
     task::{JoinError, spawn_blocking},
@@ -74,7 +75,7 @@ impl Saver {
     /// Whether changes are allowed: no write or sync failed or hangs.
     pub fn is_writable(&self) -> bool {
         let busy_since = {
-            let progress = self.progress();
+            let progress = self.progress.lock();
             [progress.writing_since, progress.syncing_since]
         };
         let hangs = |since: Instant| since.elapsed() > HANG_TIMEOUT;
@@ -84,7 +85,7 @@ impl Saver {
     /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
     pub async fn wait_written(&self) -> bool {
         let (response, written) = oneshot::channel();
-        self.progress().waiting.push(response);
+        self.progress.lock().waiting.push(response);
         self.wake.notify_one();
         matches!(timeout(HANG_TIMEOUT, written).await, Ok(Ok(())))
     }
@@ -98,7 +99,7 @@ impl Saver {
 
     /// Time since the last sync.
     pub fn age(&self) -> Duration {
-        self.progress().synced_at.elapsed()
+        self.progress.lock().synced_at.elapsed()
     }
 
     /// Describes the state for `/readyz`.
@@ -161,12 +162,8 @@ impl Saver {
             };
             tracing::error!(error, "failed to write the state; shutting down");
             self.failure.send_replace(Some(error));
-            self.progress().waiting.clear();
+            self.progress.lock().waiting.clear();
         }
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes on request and every second, and at the end.
@@ -175,8 +172,8 @@ impl Saver {
         while !is_last {
             let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
             let is_idle = |progress: &mut Progress| progress.waiting.is_empty();
-            let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
-            let (progress, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            let mut progress = self.progress.lock();
+            self.wake.wait_while_for(&mut progress, is_idle, wait);
             let count = progress.waiting.len();
             drop(progress);
             is_last = stop.is_cancelled();
@@ -190,7 +187,7 @@ impl Saver {
                 // A sync has failed.
                 return Ok(());
             }
-            let written: Vec<_> = self.progress().waiting.drain(..count).collect();
+            let written: Vec<_> = self.progress.lock().waiting.drain(..count).collect();
             for response in written {
                 // The client may have disconnected.
                 response.send(()).ok();
@@ -207,10 +204,10 @@ impl Saver {
         let saver = Arc::clone(self);
         let sync = spawn_blocking(move || {
             // A write under way is not synced.
-            let writing_since = saver.progress().writing_since;
+            let writing_since = saver.progress.lock().writing_since;
             let until = writing_since.unwrap_or_else(Instant::now);
             saver.timed(|it| &mut it.syncing_since, || saver.store.sync())?;
-            saver.progress().synced_at = until;
+            saver.progress.lock().synced_at = until;
             Ok(())
         });
         unwind(sync.await)
@@ -223,9 +220,9 @@ impl Saver {
         operation: impl FnOnce() -> fjall::Result<()>,
     ) -> fjall::Result<()> {
         let started = Instant::now();
-        *since(&mut self.progress()) = Some(started);
+        *since(&mut self.progress.lock()) = Some(started);
         operation()?;
-        *since(&mut self.progress()) = None;
+        *since(&mut self.progress.lock()) = None;
         let took = started.elapsed();
         if took > HANG_TIMEOUT && self.is_writable() {
             tracing::info!(?took, "state is writable again; accepting calls");
