@@ -3,13 +3,11 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
-use limits::{
-    Rate,
-    rate::{Count, Time},
-};
+use limits::{Rate, rate::Count};
 use runtime::settings::{
-    self,
+    self, TIME_MAX,
     info_commands::{self, AboutArgs},
+    time,
 };
 
 use crate::serve;
@@ -76,7 +74,7 @@ pub struct ReplayArgs {
     /// A time is a number of seconds from any start, or a date and time with an offset, such as 2026-11-22T10:00:00Z. A header line, empty lines and lines starting with # are skipped.
     pub trace: PathBuf,
     /// Limits file to replay the calls through
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst"])]
     pub rules: Option<PathBuf>,
     /// Rate limit per key, such as 300/s, replayed with every algorithm
     #[arg(long, value_name = "RATE", required_unless_present = "rules")]
@@ -84,23 +82,10 @@ pub struct ReplayArgs {
     /// Maximum burst in requests, for algorithms that have one [default: the requests of one second]
     #[arg(long, value_name = "N")]
     pub burst: Option<Count>,
-    /// Replay only with algorithms whose name contains NAME, such as `sliding`
-    #[arg(long, value_name = "NAME")]
-    pub algorithm: Option<String>,
     /// Maximum wait of a call; with 0s, calls that would wait are refused
-    #[arg(long, value_name = "TIME", value_parser = max_wait, default_value = "0s")]
+    #[arg(long, value_name = "TIME", value_parser = time(Duration::ZERO..=TIME_MAX), default_value = "0s")]
     pub max_wait: Duration,
     /// Window length for the `worst window` column
-    #[arg(long, value_name = "TIME", default_value = "1s")]
-    pub window: Time,
-    /// Write a chart of arrived and released requests to this SVG file (first row only)
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-}
-
-fn max_wait(text: &str) -> Result<Duration, limits::RateError> {
-    match text {
-        "0" | "0s" => Ok(Duration::ZERO),
-        time => Ok(time.parse::<Time>()?.into()),
-    }
+    #[arg(long, value_name = "TIME", value_parser = time(Duration::from_nanos(1)..=TIME_MAX), default_value = "1s")]
+    pub window: Duration,
 }

@@ -1,6 +1,6 @@
-//! Replays the calls of a trace through limits.
+//! Replays the calls of a trace through limits, and prints the results as a table.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, fmt::Write as _, time::Duration};
 
 use hdrhistogram::Histogram;
 use limits::{
@@ -10,9 +10,6 @@ use limits::{
 };
 
 use crate::trace::Trace;
-
-/// Maximum number of bins between the first and the last call.
-pub const BINS: usize = 600;
 
 /// Limits to replay calls through.
 #[derive(Debug, Clone)]
@@ -64,46 +61,6 @@ pub struct Outcome {
     pub delay_p50: Duration,
     /// 99th percentile of the delay.
     pub delay_p99: Duration,
-    /// Requests over time.
-    pub flow: Flow,
-}
-
-/// Number of requests in each bin of time.
-#[derive(Debug, Clone)]
-pub struct Flow {
-    /// Length of a bin in nanoseconds.
-    pub bin: u64,
-    /// Requests that arrived.
-    pub arrived: Vec<u64>,
-    /// Requests that were released.
-    pub released: Vec<u64>,
-}
-
-impl Flow {
-    fn new(span: Duration) -> Self {
-        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        let bins = u64::try_from(BINS).expect("a small number");
-        // The smallest round size that needs at most `BINS` bins.
-        let round = [1, 2, 5].map(|digit| move |power: u32| digit * 10_u64.pow(power));
-        let mut sizes = (6..=18).flat_map(|power| round.iter().map(move |size| size(power)));
-        let bin = sizes.find(|size| span / size < bins).unwrap_or(span);
-        Self {
-            bin,
-            arrived: Vec::new(),
-            released: Vec::new(),
-        }
-    }
-
-    fn add(counts: &mut Vec<u64>, index: u64, requests: u64) {
-        let index = usize::try_from(index).unwrap_or(usize::MAX);
-        // Calls released long after the last arrival are not in the chart.
-        if index < 2 * BINS {
-            if counts.len() <= index {
-                counts.resize(index + 1, 0);
-            }
-            counts[index] += requests;
-        }
-    }
 }
 
 /// Releases of a key in the window that ends with the latest release.
@@ -158,9 +115,7 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
 pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> Outcome {
     let mut limits = Limits::new(usize::MAX);
     let demands_of = demands(&mut limits, trace, &candidate.rules);
-    let first = trace.calls.first().map_or(0, |call| call.at);
     let window = u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX);
-    let mut flow = Flow::new(trace.span());
     let mut recent: Vec<SlidingWindow> = trace
         .keys
         .iter()
@@ -172,7 +127,6 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
     let mut demands: Vec<Demand<u32>> = Vec::new();
     for call in &trace.calls {
         let requests = u64::from(call.requests);
-        Flow::add(&mut flow.arrived, (call.at - first) / flow.bin, requests);
         let decision = match &demands_of[call.key as usize] {
             None => continue,
             Some(of_key) => {
@@ -192,7 +146,6 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
         released += 1;
         delayed += u64::from(at > call.at);
         delays.saturating_record((at - call.at) / 1_000);
-        Flow::add(&mut flow.released, (at - first) / flow.bin, requests);
         let in_window = recent[call.key as usize].add(at, requests, window);
         worst_window = worst_window.max(in_window);
     }
@@ -206,8 +159,27 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
         worst_window,
         delay_p50: delay(0.5),
         delay_p99: delay(0.99),
-        flow,
     }
+}
+
+/// Formats a table with a row per outcome.
+pub fn table(outcomes: &[Outcome]) -> String {
+    let names = outcomes.iter().map(|it| it.name.chars().count());
+    let width = names.max().unwrap_or(0).max("limits".len());
+    let mut text = format!(
+        "{:width$} {:>10} {:>10} {:>10} {:>13} {:>10} {:>10}",
+        "limits", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
+    );
+    for it in outcomes {
+        let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| Time::from(delay).to_string());
+        let row = write!(
+            text,
+            "\n{:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",
+            it.name, it.released, it.delayed, it.refused, it.worst_window
+        );
+        row.expect("formatting into a string does not fail");
+    }
+    text
 }
 
 /// The limits of a key, each with the key of the counter; `None` if its calls are rejected.

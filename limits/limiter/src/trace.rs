@@ -96,21 +96,13 @@ impl Trace {
         });
         Ok(())
     }
-
-    /// Time from the first call to the last.
-    pub fn span(&self) -> Duration {
-        let ends = self.calls.first().zip(self.calls.last());
-        ends.map_or(Duration::ZERO, |(first, last)| {
-            Duration::from_nanos(last.at - first.at)
-        })
-    }
 }
 
 /// Parses seconds, or a date and time.
 ///
 /// # Errors
 /// When the time is malformed, or before 1970.
-pub fn parse_time(text: &str) -> Result<Duration> {
+fn parse_time(text: &str) -> Result<Duration> {
     if let Ok(seconds) = text.parse() {
         return Duration::try_from_secs_f64(seconds).context("invalid time in seconds");
     }

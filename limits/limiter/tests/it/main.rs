@@ -3,8 +3,8 @@
 /// Bounds of the algorithms.
 #[path = "../../../tests/it/bounds.rs"]
 mod bounds;
-mod charts;
 mod engine;
 mod program;
 mod published_examples;
+mod replays;
 mod serve;
