@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Calls under shared limits, by what decided them. `server`: the sharing server. `share`: the guaranteed share, used while the server is unavailable. `none`: neither; the call was refused.",
+    "Calls under shared limits, by what decided them. `server`: the sharing server. `none`: the server was unavailable, and the call was refused.",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(

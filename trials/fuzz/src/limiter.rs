@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use limiter::serve::{
-    engine::{self, CallRule, Counting, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
+    engine::{self, CallRule, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
     problem::Problem,
     request::{CounterName, LimitedCall, Path, Query},
 };
@@ -43,7 +43,7 @@ fn engine(limits: &[NamedLimit]) -> Engine {
         counters_max: 1_000,
         counters_bytes_max: 1 << 20,
         feedback_ttl_max: Duration::from_secs(3_600),
-        counting: Counting::Local,
+        counted_by_server: false,
         is_saved: true,
     };
     Engine::new(options, limits)

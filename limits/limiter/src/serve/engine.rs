@@ -11,7 +11,6 @@
 mod bookings;
 mod calls;
 mod catalog;
-mod counting;
 mod feedback;
 mod from_call;
 mod recent_usage;
@@ -34,11 +33,10 @@ use self::{
 pub use self::{
     bookings::MAX_WAIT as GLOBAL_MAX_WAIT,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, errors},
-    counting::{Counting, exact},
     feedback::Feedback,
     from_call::CallRule,
     records::{Changes, RestoreFailure, Restored},
-    remote::PendingDecision,
+    remote::{PendingDecision, exact},
     usage_summary::{LimitUsage, TopCounter, UsageSummary},
 };
 
@@ -54,8 +52,8 @@ pub struct Options {
     pub counters_bytes_max: usize,
     /// Maximum lifetime of a feedback restriction.
     pub feedback_ttl_max: Duration,
-    /// Where calls are counted.
-    pub counting: Counting,
+    /// Whether the server of `[sharing]` counts calls.
+    pub counted_by_server: bool,
     /// Whether [changes](Engine::take_changes) are recorded.
     pub is_saved: bool,
 }
@@ -162,6 +160,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct EngineState {
     core: Core,
+    counted_by_server: bool,
     catalog: Catalog,
     /// The configured limits.
     limits: Vec<NamedLimit>,
@@ -186,7 +185,8 @@ impl Engine {
         }
         let mut state = EngineState {
             core,
-            catalog: Catalog::new(options.counting),
+            counted_by_server: options.counted_by_server,
+            catalog: Catalog::default(),
             limits: Vec::new(),
             call_limits: Vec::new(),
             feedback: FeedbackTable::new(options.feedback_ttl_max, options.is_saved),

@@ -119,9 +119,8 @@ impl Service {
         let binding = slot.binding.as_ref();
         // Not `slot.now`, which may be the time of the sharing server.
         let now = self.decider.clock.now();
-        let (targets, from_server) = (call.targets(), self.decider.has_server() == Some(true));
         let engine = &self.decider.engine;
-        engine.remaining(&targets, binding, from_server, now)
+        engine.remaining(&call.targets(), binding, now)
     }
 }
 

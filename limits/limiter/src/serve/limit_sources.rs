@@ -180,7 +180,7 @@ impl LimitSources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::engine::{Counting, Options};
+    use crate::serve::engine::Options;
 
     fn file(keys: &str) -> Table {
         let text = format!("[limits.a]\nkeys = ['{keys}']\nrules = [{{ id = 'r', rate = '1/s' }}]");
@@ -193,7 +193,7 @@ mod tests {
             counters_max: 9,
             counters_bytes_max: 9_000,
             feedback_ttl_max: Duration::from_secs(1),
-            counting: Counting::Local,
+            counted_by_server: false,
             is_saved: false,
         };
         let limits =

@@ -242,14 +242,14 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::serve::engine::{Counting, Options};
+    use crate::serve::engine::Options;
 
     fn saver(dir: &TempDir) -> Arc<Saver> {
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
             feedback_ttl_max: SYNC_INTERVAL,
-            counting: Counting::Local,
+            counted_by_server: false,
             is_saved: true,
         };
         let engine = Arc::new(Engine::new(options, &[]));

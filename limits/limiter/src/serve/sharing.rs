@@ -1,7 +1,6 @@
 //! Decisions on calls: by the engine, or, with `mode = "exact"` in `[sharing]`, by a server for all limiters of a group.
 //!
-//! While the server is unavailable, each limiter enforces 1/`members_max` of every limit. Without `members_max` it refuses
-//! all calls.
+//! While the server is unavailable, all calls are refused.
 
 use std::sync::{
     Arc,
@@ -14,13 +13,13 @@ use limits::{
 };
 use limits_sharing::{
     Address,
-    exact::{Config, ExactError, ExactLimits, Operation},
+    exact::{Config, ExactLimits, Operation},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{CallError, Counting, Engine, Slot, Target, exact},
+    engine::{Engine, Slot, Target, exact},
     problem::{Problem, SERVER_LOST, rejected, transient},
     request::CallKind,
 };
@@ -37,8 +36,7 @@ pub struct Decider {
 #[derive(Debug)]
 struct SharedDecider {
     exact: ExactLimits,
-    counting: Counting,
-    by_share: AtomicU64,
+    /// Number of calls refused because the server was unavailable.
     undecided: AtomicU64,
 }
 
@@ -66,8 +64,6 @@ impl Decider {
             };
             Some(Arc::new(SharedDecider {
                 exact: ExactLimits::new(config),
-                counting: Counting::of(Some(sharing)),
-                by_share: AtomicU64::new(0),
                 undecided: AtomicU64::new(0),
             }))
         });
@@ -90,29 +86,20 @@ impl Decider {
         self.shared.as_ref().map(|it| it.exact.is_connected())
     }
 
-    /// Number of calls under shared limits: decided by the server, decided here within the guaranteed share, and
-    /// refused because neither was possible.
-    pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 3]> {
+    /// Number of calls under shared limits: decided by the server, and refused because it was unavailable.
+    pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 2]> {
         let shared = self.shared.as_ref()?;
         Some([
             ("server", shared.exact.replies()),
-            ("share", shared.by_share.load(Ordering::Relaxed)),
             ("none", shared.undecided.load(Ordering::Relaxed)),
         ])
     }
 
     /// Describes how calls are decided; an error if they are refused because the server is unavailable. `None` without shared limits.
     pub fn state(&self) -> Option<Result<String, String>> {
-        let shared = self.shared.as_ref()?;
-        Some(match shared.counting {
-            _ if shared.exact.is_connected() => Ok("the server decides all calls".to_owned()),
-            Counting::GuaranteedShare(members) => Ok(format!(
-                "server unavailable; enforcing 1/{members} of each limit"
-            )),
-            Counting::Local | Counting::Server => Err(
-                "server unavailable; refusing all calls because sharing.members_max is not set"
-                    .to_owned(),
-            ),
+        Some(match self.has_server()? {
+            true => Ok("the server decides all calls".to_owned()),
+            false => Err("server unavailable; refusing all calls".to_owned()),
         })
     }
 
@@ -128,6 +115,43 @@ impl Decider {
         kind: &CallKind,
     ) -> Result<(Slot, bool), Problem> {
         let (engine, now) = (&self.engine, self.clock.now());
+        let mut is_applied = None;
+        if let CallKind::Feedback(feedback) = kind {
+            let applied = engine.apply_feedback(targets[0], feedback, now);
+            is_applied = Some(applied.map_err(|error| rejected(error, now))?);
+        }
+        if let Some(shared) = &self.shared {
+            let (slot, has_effect) = self.ask(shared, token, targets, kind).await?;
+            return Ok((slot, is_applied.unwrap_or(has_effect)));
+        }
+        let decided = match *kind {
+            CallKind::Reserve {
+                requests, max_wait, ..
+            } => engine
+                .reserve(Some(token), targets, requests, max_wait, now)
+                .map(|slot| (slot, true)),
+            CallKind::Increment { requests, at } => engine
+                .increment(targets, requests, at, now)
+                .map(|(recorded, slot)| (slot, recorded == RecordOutcome::Counted)),
+            CallKind::Delay { requests } => engine
+                .delay(targets, requests, true, now)
+                .map(|slot| (slot, false)),
+            // This delay query is internal, so it is not counted.
+            CallKind::Feedback(_) => engine
+                .delay(targets, 1, false, now)
+                .map(|slot| (slot, is_applied == Some(true))),
+        };
+        decided.map_err(|error| rejected(error, now))
+    }
+
+    /// Returns the decision of the server, by its clock, and whether it granted or counted the call.
+    async fn ask(
+        &self,
+        shared: &SharedDecider,
+        token: &str,
+        targets: &[Target<'_>],
+        kind: &CallKind,
+    ) -> Result<(Slot, bool), Problem> {
         let (requests, operation) = match *kind {
             CallKind::Delay { requests } => (requests, Operation::Peek),
             CallKind::Feedback(_) => (1, Operation::Peek),
@@ -139,45 +163,7 @@ impl Decider {
                 (requests, Operation::Count { made })
             }
         };
-        let mut is_applied = None;
-        if let CallKind::Feedback(feedback) = kind {
-            let applied = engine.apply_feedback(targets[0], feedback, now);
-            is_applied = Some(applied.map_err(|error| self.problem(error, now))?);
-        }
-        // The delay query after feedback is internal, so it is not counted.
-        let is_counted = is_applied.is_none();
-        let by_server = self.ask(token, targets, requests, operation, is_counted);
-        if let Some((slot, has_effect)) = by_server.await? {
-            return Ok((slot, is_applied.unwrap_or(has_effect)));
-        }
-        let now = self.clock.now();
-        let decided = match *kind {
-            CallKind::Reserve { max_wait, .. } => engine
-                .reserve(Some(token), targets, requests, max_wait, now)
-                .map(|slot| (slot, true)),
-            CallKind::Increment { at, .. } => engine
-                .increment(targets, requests, at, now)
-                .map(|(recorded, slot)| (slot, recorded == RecordOutcome::Counted)),
-            CallKind::Delay { .. } | CallKind::Feedback(_) => engine
-                .delay(targets, requests, is_counted, now)
-                .map(|slot| (slot, is_applied == Some(true))),
-        };
-        decided.map_err(|error| self.problem(error, now))
-    }
-
-    /// Returns the decision of the server, by its clock, and whether it granted or counted the call; `None` if the engine
-    /// has to decide.
-    async fn ask(
-        &self,
-        token: &str,
-        targets: &[Target<'_>],
-        requests: u64,
-        operation: Operation,
-        is_counted: bool,
-    ) -> Result<Option<(Slot, bool)>, Problem> {
-        let Some(shared) = &self.shared else {
-            return Ok(None);
-        };
+        let is_counted = !matches!(kind, CallKind::Feedback(_));
         let now = self.clock.now();
         let pending = self
             .engine
@@ -189,30 +175,12 @@ impl Decider {
             .decide(&pending.rule_requests, pending.operation, pending.pause)
             .await;
         let now = self.clock.now();
-        let lost = match decision {
-            Ok(decision) => {
-                let decided = self.engine.finish_decision(&pending, &decision, now);
-                return decided.map(Some).map_err(|error| rejected(error, now));
-            }
-            Err(lost) => lost,
+        let Ok(decision) = decision else {
+            self.engine.abandon_decision(&pending, was_sent);
+            shared.undecided.fetch_add(1, Ordering::Relaxed);
+            return Err(transient(SERVER_LOST, now));
         };
-        self.engine.abandon_decision(&pending, was_sent);
-        // An overloaded server still grants calls; the guaranteed share must not add to them.
-        if lost == ExactError::Unavailable
-            && matches!(shared.counting, Counting::GuaranteedShare(_))
-        {
-            shared.by_share.fetch_add(1, Ordering::Relaxed);
-            return Ok(None);
-        }
-        shared.undecided.fetch_add(1, Ordering::Relaxed);
-        Err(transient(SERVER_LOST, now))
-    }
-
-    fn problem(&self, error: CallError, now: u64) -> Problem {
-        match error {
-            // The burst is that of the guaranteed share; the full limit may allow the call.
-            CallError::OverBurst { .. } if self.shared.is_some() => transient(SERVER_LOST, now),
-            error => rejected(error, now),
-        }
+        let decided = self.engine.finish_decision(&pending, &decision, now);
+        decided.map_err(|error| rejected(error, now))
     }
 }

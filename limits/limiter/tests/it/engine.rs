@@ -11,9 +11,7 @@ use std::{
     time::Duration,
 };
 
-use limiter::serve::engine::{
-    Binding, CallError, Counting, Engine, Feedback, Options, Slot, Target,
-};
+use limiter::serve::engine::{Binding, CallError, Engine, Feedback, Options, Slot, Target};
 use limits::{
     RecordOutcome,
     rules::{NamedLimit, Rules},
@@ -31,7 +29,7 @@ const OPTIONS: Options = Options {
     counters_max: 10_000,
     counters_bytes_max: usize::MAX,
     feedback_ttl_max: HOUR,
-    counting: Counting::Local,
+    counted_by_server: false,
     is_saved: true,
 };
 

@@ -44,11 +44,11 @@ fn check_rejects_rules_that_exact_sharing_does_not_support() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");
     let text = fs::read_to_string(&example).unwrap();
-    let text = text.replace("50 000/day", "1/day");
+    let text = text.replace("group =", "members_max = 2\ngroup =");
     fs::write(&file, text.replace("fixed_window", "sliding_log")).unwrap();
     let expected = [
         "limits.partner: day: a sliding_log cannot use exact mode",
-        "limits.partner: day: 1/2 of this rule is too small to enforce",
+        "sharing.members_max: requires mode",
     ];
     check(&["check", file.to_str().unwrap()], 1, &expected);
 }

@@ -9,7 +9,7 @@ use limits::rules::Table;
 use super::super::{
     clock::Clock,
     config::Config,
-    engine::{Counting, Engine, Options, RestoreFailure},
+    engine::{Engine, Options, RestoreFailure, exact},
     limit_sources::{LimitSources, initial_limits},
     saver::Saver,
     sharing::Decider,
@@ -42,7 +42,7 @@ pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Rest
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
         feedback_ttl_max: config.feedback_ttl_max,
-        counting: Counting::of(sharing),
+        counted_by_server: exact(sharing).is_some(),
         is_saved: store.is_some(),
     };
     let engine = Arc::new(Engine::new(options, &limits.rules.limits));

@@ -114,7 +114,7 @@ mod tests {
     use limits::rules::Rules;
 
     use super::{
-        super::{CallError, Counting, Engine, Options, Target},
+        super::{CallError, Engine, Options, Target},
         *,
     };
 
@@ -188,7 +188,7 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             feedback_ttl_max: MAX_WAIT,
-            counting: Counting::Local,
+            counted_by_server: false,
             is_saved: false,
         }
     }

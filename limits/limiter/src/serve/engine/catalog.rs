@@ -7,10 +7,10 @@ use limits::{
     rules::{NamedLimit, Rule, Rules},
 };
 
-use super::{
-    Binding, CounterKey, Counts,
-    counting::{CHECKED, Counting, sharing_errors},
-};
+use super::{Binding, CounterKey, Counts, remote::sharing_errors};
+
+/// Panic message if validated limits turn out to be invalid.
+pub(super) const CHECKED: &str = "limits are validated when they are read";
 
 /// Maximum number of limits.
 pub const LIMITS_MAX: usize = 4_096;
@@ -39,9 +39,8 @@ pub(super) struct CatalogRule {
 }
 
 /// The active limits.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Catalog {
-    pub(super) counting: Counting,
     limits: BTreeMap<Arc<str>, CatalogLimit>,
     /// Name of the limit and index of the rule, by [`LimitId::index`]; `None` for unused ids.
     owners: Vec<Option<(Arc<str>, usize)>>,
@@ -72,17 +71,6 @@ pub fn errors(rules: &Rules) -> Vec<String> {
 }
 
 impl Catalog {
-    pub(super) fn new(counting: Counting) -> Self {
-        Self {
-            counting,
-            limits: BTreeMap::new(),
-            owners: Vec::new(),
-            unused: Vec::new(),
-            global: Vec::new(),
-            global_counter: Arc::from(""),
-        }
-    }
-
     pub(super) fn get(&self, name: &str) -> Option<&CatalogLimit> {
         self.limits.get(name)
     }
@@ -200,9 +188,9 @@ impl Catalog {
         current: Option<&CatalogRule>,
         changes: &mut Vec<(LimitId, Limit, CarryOver)>,
     ) -> LimitId {
-        let limit = self.counting.local_limit(rule.limit);
+        let limit = rule.limit;
         if let Some(current) = current {
-            if current.rule.limit != rule.limit {
+            if current.rule.limit != limit {
                 changes.push((current.id, limit, CarryOver::Usage));
             }
             return current.id;
@@ -230,7 +218,7 @@ mod tests {
     #[test]
     fn usage_is_kept_by_the_names_of_limit_and_rule_and_dropped_with_the_rule() {
         let mut core = Core::new(100);
-        let mut catalog = Catalog::new(Counting::Local);
+        let mut catalog = Catalog::default();
         let text = "[limits.a]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]\n\
                     [limits.b]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]";
         catalog.change(&mut core, &rules(text), 0);

@@ -8,20 +8,19 @@ use super::{Binding, Engine, Target};
 
 impl Engine {
     /// Returns the remaining quota under the rule in `binding` or, without one, under the rule of `targets` with the
-    /// fewest remaining requests. `None` if the targets have no rules. With `from_server`, the quota is the one
-    /// last reported by the sharing server.
+    /// fewest remaining requests. `None` if the targets have no rules. If the sharing server counts, the quota is the one
+    /// that it last reported.
     pub fn remaining(
         &self,
         targets: &[Target<'_>],
         binding: Option<&Binding>,
-        from_server: bool,
         now: u64,
     ) -> Option<Quota> {
         let mut state = self.state();
         let call = state.resolve(targets, 1, now).ok()?;
         let rules = call.demands.iter().filter_map(|demand| {
             let (_, rule) = state.catalog.owner(demand.limit)?;
-            let left = if from_server {
+            let left = if state.counted_by_server {
                 let max_burst = rule.rule.limit.algorithm.max_burst();
                 let recent = &state.recent_usage;
                 recent.remaining(demand.limit, &demand.key, max_burst, now)?

@@ -1,18 +1,67 @@
 //! Decisions by the server of `[sharing]`: the request for a call, and the effect of the decision on this limiter.
 //!
 //! The server counts the calls and uses its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
-//! usage last reported by the server. If the group has `members_max`, the engine also counts the granted calls, so that it can enforce
-//! 1/`members_max` of each limit while the server is unavailable.
+//! usage last reported by the server. While the server is unavailable, calls are refused.
 
 use std::{sync::Arc, time::Duration};
 
-use limits::Demand;
-use limits_sharing::exact::{ExactDecision, ExactRule, Operation, Outcome, RuleRequest};
+use limits::{
+    Demand,
+    rules::{Rules, Sharing, SharingMode},
+};
+use limits_sharing::{
+    Address,
+    exact::{ExactDecision, ExactRule, Operation, Outcome, RuleRequest},
+};
 
 use super::{
-    Binding, CallError, Counting, Engine, EngineState, Slot, Target, calls::ResolvedCall,
-    counting::CHECKED, recent_usage::LastUsage,
+    Binding, CallError, Engine, EngineState, Slot, Target, calls::ResolvedCall, catalog::CHECKED,
+    recent_usage::LastUsage,
 };
+
+/// Maximum bytes of a rule's id if a server counts.
+const RULE_BYTES_MAX: usize = 128;
+
+/// The `[sharing]` table if its mode is exact.
+pub fn exact(sharing: Option<&Sharing>) -> Option<&Sharing> {
+    sharing.filter(|sharing| sharing.mode == SharingMode::Exact)
+}
+
+/// Reasons why the server of `[sharing]` cannot decide on these limits; empty without exact sharing.
+pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
+    let Some(sharing) = exact(rules.sharing.as_ref()) else {
+        return Vec::new();
+    };
+    let mut errors = Vec::new();
+    if let Err(error) = Address::of(sharing).and_then(|it| it.check()) {
+        errors.push(error);
+    }
+    if sharing.members_max.is_some() {
+        errors.push("sharing.members_max: requires mode = \"lease\"".to_owned());
+    }
+    for limit in &rules.limits {
+        if limit.from_call {
+            errors.push(format!(
+                "limits.{}: `from_call` is not supported in sharing mode `exact`",
+                limit.name
+            ));
+        }
+        for rule in &limit.rules {
+            let mut add = |error: String| {
+                errors.push(format!("limits.{}: {}: {error}", limit.name, rule.id));
+            };
+            if let Err(error) = ExactRule::new(&rule.limit) {
+                add(error);
+            }
+            if rule.id.len() > RULE_BYTES_MAX {
+                add(format!(
+                    "the id is too long for sharing mode `exact`: use up to {RULE_BYTES_MAX} bytes"
+                ));
+            }
+        }
+    }
+    errors
+}
 
 /// A call on which the server has yet to decide.
 pub struct PendingDecision {
@@ -214,10 +263,6 @@ impl EngineState {
             if let Some(token) = pending.token.as_deref().filter(|_| at > now) {
                 self.book(token, call.requests, at);
             }
-            if let Counting::GuaranteedShare(_) = self.catalog.counting {
-                // If all counters are in use, the call is not counted, and refused once the server is unavailable.
-                self.core.record(&call.demands, now, now).ok();
-            }
         }
         for (demand, left) in call.demands.iter().zip(&decision.remaining) {
             let usage = LastUsage {
@@ -259,7 +304,7 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             feedback_ttl_max: HOUR,
-            counting: Counting::Server,
+            counted_by_server: true,
             is_saved: false,
         };
         Engine::new(options, &Rules::parse(text).unwrap().limits)

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use limits::{Algorithm, LimitId};
 
-use super::{Counting, Counts, Engine, EngineState, catalog::Catalog, recent_usage};
+use super::{Counts, Engine, EngineState, catalog::Catalog, recent_usage};
 
 /// Counters read under one lock.
 const COUNTERS_PER_LOCK: usize = 256;
@@ -57,21 +57,18 @@ impl Engine {
                 break;
             }
             let catalog = &state.catalog;
-            from = match catalog.counting {
-                Counting::Local => {
-                    let core = &state.core;
-                    core.for_each_key(index, COUNTERS_PER_LOCK, now, |id, key, used| {
-                        add(limits, catalog, id, key, |_| used);
-                    })
+            from = if state.counted_by_server {
+                for (id, key, usage) in state.recent_usage.used(index, now) {
+                    add(limits, catalog, id, key, |max_burst| {
+                        usage.used(max_burst, now)
+                    });
                 }
-                Counting::GuaranteedShare(_) | Counting::Server => {
-                    for (id, key, usage) in state.recent_usage.used(index, now) {
-                        add(limits, catalog, id, key, |max_burst| {
-                            usage.used(max_burst, now)
-                        });
-                    }
-                    (index + 1 < recent_usage::SHARDS).then_some(index + 1)
-                }
+                (index + 1 < recent_usage::SHARDS).then_some(index + 1)
+            } else {
+                let core = &state.core;
+                core.for_each_key(index, COUNTERS_PER_LOCK, now, |id, key, used| {
+                    add(limits, catalog, id, key, |_| used);
+                })
             };
         }
         summary

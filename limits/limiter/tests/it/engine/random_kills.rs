@@ -157,7 +157,7 @@ fn run(seed: u64, limits_change: bool) {
                 let slots = [&engine, &other].map(|it| it.delay(&of, requests, true, now));
                 assert_eq!(slots[0], slots[1], "seed {seed}: {limit}/{counter}");
             }
-            let remaining = [&engine, &other].map(|it| it.remaining(&of, None, false, now));
+            let remaining = [&engine, &other].map(|it| it.remaining(&of, None, now));
             assert_eq!(remaining[0], remaining[1], "seed {seed}: {limit}/{counter}");
         }
         engine = other;

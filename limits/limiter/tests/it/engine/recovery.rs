@@ -1,8 +1,8 @@
 //! Tests of the state of an engine that is restored from records.
 
-use std::{num::NonZero, time::Duration};
+use std::time::Duration;
 
-use limiter::serve::engine::{CallError, Counting, Engine, Feedback, Options, RestoreFailure};
+use limiter::serve::engine::{CallError, Engine, Feedback, Options, RestoreFailure};
 use limits_sharing::exact::{ExactDecision, Operation, Outcome};
 
 use super::{
@@ -80,55 +80,27 @@ fn grant_by_server(engine: &Engine, counter: &str, now: u64) -> Duration {
 #[test]
 fn calls_granted_by_the_server_count_against_restored_feedback() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]";
-    for counting in [
-        Counting::Server,
-        Counting::GuaranteedShare(NonZero::<u64>::MIN),
-    ] {
-        let options = Options {
-            counting,
-            ..OPTIONS
-        };
-        let engine = Engine::new(options, &limits(text));
-        let mut disk = Disk::of(&engine);
-        let feedback = Feedback {
-            status: 200,
-            windows: vec![(2, HOUR)],
-        };
-        assert!(
-            engine
-                .apply_feedback(of("a", "k"), &feedback, START)
-                .unwrap()
-        );
-        assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
-        assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
-        disk.write(&engine);
-        let (other, _) = disk.start(options, text, START);
-        for engine in [engine, other] {
-            assert_eq!(grant_by_server(&engine, "k", START), HOUR, "{counting:?}");
-        }
-    }
-}
-
-#[test]
-fn calls_granted_by_the_server_beyond_the_counter_limit_do_not_prevent_a_restore() {
-    let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/h', burst = 2 }]";
     let options = Options {
-        counters_max: 1,
-        counting: Counting::GuaranteedShare(NonZero::<u64>::MIN),
+        counted_by_server: true,
         ..OPTIONS
     };
     let engine = Engine::new(options, &limits(text));
     let mut disk = Disk::of(&engine);
-    for counter in ["k", "more"] {
-        grant_by_server(&engine, counter, START);
-    }
+    let feedback = Feedback {
+        status: 200,
+        windows: vec![(2, HOUR)],
+    };
+    assert!(
+        engine
+            .apply_feedback(of("a", "k"), &feedback, START)
+            .unwrap()
+    );
+    assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
+    assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
     disk.write(&engine);
     let (other, _) = disk.start(options, text, START);
     for engine in [engine, other] {
-        let used =
-            ["k", "more"].map(|counter| engine.reserve(None, &[of("a", counter)], 1, HOUR, START));
-        assert_eq!(used[0].as_ref().map(|slot| slot.at), Ok(START));
-        assert_eq!(used[1], Err(CallError::CounterLimit));
+        assert_eq!(grant_by_server(&engine, "k", START), HOUR);
     }
 }
 

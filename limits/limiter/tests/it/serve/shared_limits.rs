@@ -1,7 +1,7 @@
-//! Tests of two limiters that share their limits through a real Redis server, which is paused, killed and restarted.
+//! Tests of two limiters that share their limits through a real Redis server, which is killed and restarted.
 //! Skipped without a server program.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -9,7 +9,7 @@ use testkit::http::{HttpClient, Response};
 use tokio::task::JoinSet;
 
 use crate::serve::{
-    harness::{Limiter, body, nanos, wait_until},
+    harness::{Limiter, body, nanos},
     server::Server,
 };
 
@@ -139,10 +139,7 @@ async fn two_limiters_share_one_quota_across_a_restart_and_a_kill() -> Result<()
         limiter
             .wait_readiness("counter \\\"k\\\" of quota has used 100 %")
             .await?;
-        assert_eq!(
-            decided(limiter, "share").await? + decided(limiter, "none").await?,
-            0
-        );
+        assert_eq!(decided(limiter, "none").await?, 0);
         limiter.stop().await?;
     }
     Ok(())
@@ -213,68 +210,7 @@ async fn clients_of_two_limiters_get_distinct_slots_and_wait_for_them() -> Resul
 }
 
 #[tokio::test]
-async fn without_the_server_each_limiter_enforces_its_guaranteed_share() -> Result<()> {
-    let Some(mut server) = Server::start().await else {
-        return Ok(());
-    };
-    let limits = limits_file(&server, "members_max = 2\ntimeout = '500ms'");
-    let limiters = [start(&limits).await?, start(&limits).await?];
-    let both = |times, n| {
-        let [one, other] = &limiters;
-        async move {
-            let (one, other) = tokio::try_join!(take(one, times, n), take(other, times, n))?;
-            anyhow::Ok(one + other)
-        }
-    };
-    let mut taken = both(20, 1).await?;
-    assert_eq!(taken, 40);
-    // While the server is paused, every call gets a decision.
-    let (more, ()) = tokio::join!(both(150, 1), server.pause(Duration::from_secs(4)));
-    taken += more?;
-    ensure!(decided(&limiters[0], "share").await? > 0);
-    // Guaranteed shares are granted in addition to the calls that the server counts.
-    ensure!(taken <= 2 * QUOTA, "{taken}");
-    for limiter in &limiters {
-        wait_server(limiter, 1).await?;
-    }
-    taken += both(150, 1).await?;
-    ensure!((QUOTA..=2 * QUOTA).contains(&taken), "{taken}");
-    server.kill();
-    for limiter in &limiters {
-        let before = decided(limiter, "share").await?;
-        wait_until("a decision by the limiter", async || {
-            take(limiter, 1, 1).await?;
-            Ok(decided(limiter, "share").await? > before)
-        })
-        .await?;
-        wait_server(limiter, 0).await?;
-        let status = testkit::admin::get(&limiter.admin, "/readyz").await?;
-        assert_eq!(status.status, 200);
-        ensure!(
-            status.body.contains("enforcing 1/2 of each limit"),
-            "{}",
-            status.body
-        );
-        // Without the server, a call for more than the share cannot be decided.
-        let mut client = limiter.client().await?;
-        let many = reserve(&mut client, "quota/other", QUOTA / 2 + 1, 0).await?;
-        let many = body(&many, 503);
-        assert_eq!(many["type"], "/v1/problems/sharing-server-unavailable");
-    }
-    taken += both(150, 1).await?;
-    ensure!(taken <= 2 * QUOTA, "{taken}");
-    // A restarted server without persistence has lost the usage, so the full quota is available once more.
-    server.restart().await;
-    for limiter in &limiters {
-        wait_server(limiter, 1).await?;
-    }
-    let again = both(150, 1).await?;
-    ensure!((QUOTA / 2..=2 * QUOTA).contains(&again), "{again}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn without_the_server_and_guaranteed_shares_all_calls_are_refused() -> Result<()> {
+async fn without_the_server_all_calls_are_refused() -> Result<()> {
     let Some(mut server) = Server::start().await else {
         return Ok(());
     };
