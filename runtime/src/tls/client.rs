@@ -92,6 +92,19 @@ impl Trust {
         let connector = TlsConnector::from(Arc::clone(&self.config));
         connector.connect(name, stream).await
     }
+
+    /// Like [`connect`](Self::connect), for a protocol other than gRPC.
+    ///
+    /// # Errors
+    /// If the handshake fails.
+    pub async fn connect_without_alpn<S: ByteStream>(
+        &self,
+        name: ServerName<'static>,
+        stream: S,
+    ) -> io::Result<TlsStream<S>> {
+        let connector = TlsConnector::from(Arc::clone(&self.config));
+        connector.with_alpn(Vec::new()).connect(name, stream).await
+    }
 }
 
 /// A message about a TLS error for the operator; `None` for other errors.

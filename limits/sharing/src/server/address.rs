@@ -4,11 +4,12 @@ use std::{fmt, io, time::Duration};
 
 use limits::rules::Sharing;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
+use runtime::{reload::NamedFile, tls::client::Files};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use super::{ServerError, tls::Tls};
+use super::{ServerError, tls};
 
 /// Schemes with TLS, and their counterparts without.
 const SECURE: [(&str, &str); 2] = [("rediss://", "redis://"), ("valkeys://", "valkey://")];
@@ -18,7 +19,7 @@ const SECURE: [(&str, &str); 2] = [("rediss://", "redis://"), ("valkeys://", "va
 #[derive(Clone)]
 pub struct Address {
     info: ConnectionInfo,
-    tls: Option<Tls>,
+    tls: Option<Files>,
 }
 
 impl Address {
@@ -27,33 +28,38 @@ impl Address {
     /// # Errors
     /// If the URL or the TLS keys are invalid. The error does not contain the URL, which may contain a password.
     pub fn of(sharing: &Sharing) -> Result<Self, String> {
-        let files = [&sharing.tls_ca, &sharing.tls_cert, &sharing.tls_key];
+        let [authorities, certificate, key] = [
+            ("sharing.tls_ca", &sharing.tls_ca),
+            ("sharing.tls_cert", &sharing.tls_cert),
+            ("sharing.tls_key", &sharing.tls_key),
+        ]
+        .map(|(key, path)| NamedFile::from_flag(key, path.as_deref()?));
         let of_redis = |error| format!("sharing.redis: {error}");
         let Some(plain) = without_tls(&sharing.redis) else {
             let address = Self::parse(&sharing.redis).map_err(of_redis)?;
-            return match files.iter().any(|it| it.is_some()) {
-                true => {
+            return match (authorities, certificate, key) {
+                (None, None, None) => Ok(address),
+                _ => {
                     let what = "sharing: tls_ca, tls_cert and tls_key require a rediss:// URL";
                     Err(what.to_owned())
                 }
-                false => Ok(address),
             };
         };
-        let Some(authorities) = &sharing.tls_ca else {
+        let Some(authorities) = authorities else {
             return Err(
                 "sharing.tls_ca is missing: set it to a PEM file with the trusted certificate authorities; \
                 for public authorities, use the file of the system, such as /etc/ssl/certs/ca-certificates.crt"
                     .to_owned(),
             );
         };
-        let identity = match (&sharing.tls_cert, &sharing.tls_key) {
-            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => return Err("sharing: set both tls_cert and tls_key, or neither".to_owned()),
         };
         Ok(Self {
-            tls: Some(Tls {
-                authorities: authorities.into(),
+            tls: Some(Files {
+                authorities,
                 identity,
             }),
             ..Self::parse(&plain).map_err(of_redis)?
@@ -93,8 +99,7 @@ impl Address {
     /// # Errors
     /// If a file is missing or invalid.
     pub fn check(&self) -> Result<(), String> {
-        let config = self.tls.as_ref().map(Tls::config).transpose();
-        config.map(drop).map_err(|error| format!("sharing.{error}"))
+        self.tls.as_ref().map(tls::load).transpose().map(drop)
     }
 
     /// Credentials and database.
@@ -117,12 +122,9 @@ impl Address {
         stream.set_nodelay(true).map_err(failed)?;
         match &self.tls {
             None => Ok(Either::Left(stream)),
-            Some(tls) => {
-                let stream = tls
-                    .handshake(host, stream, within / 2)
-                    .await
-                    .map_err(ServerError::Tls)?;
-                Ok(Either::Right(stream))
+            Some(files) => {
+                let stream = tls::handshake(files, host, stream, within / 2).await;
+                Ok(Either::Right(stream.map_err(ServerError::Tls)?))
             }
         }
     }
