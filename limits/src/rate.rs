@@ -129,11 +129,9 @@ impl FromStr for Rate {
         let (requests, per) = text.split_once('/').ok_or_else(error)?;
         let Count(requests) = requests.parse().map_err(|_| error())?;
         let per = per.trim();
-        let per = if per.starts_with(|first: char| first.is_ascii_digit()) {
-            per.parse::<Time>().map_err(|_| error())?.into()
-        } else {
-            Duration::from_nanos(unit(per).ok_or_else(error)?)
-        };
+        let has_number = per.starts_with(|first: char| first.is_ascii_digit());
+        let one = if has_number { "" } else { "1" };
+        let per = humantime::parse_duration(&format!("{one}{per}")).map_err(|_| error())?;
         Self::new(requests, per)
     }
 }
@@ -141,7 +139,10 @@ impl FromStr for Rate {
 impl fmt::Display for Rate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (requests, nanos) = self.written;
-        write!(formatter, "{requests}/{}", Time(nanos).short())
+        let time = Time(nanos).to_string();
+        let unit = time.strip_prefix('1');
+        let unit = unit.filter(|it| it.chars().all(char::is_alphabetic));
+        write!(formatter, "{requests}/{}", unit.unwrap_or(&time))
     }
 }
 
@@ -161,31 +162,6 @@ impl FromStr for Count {
             .map(Self)
             .ok_or_else(|| RateError(format!("invalid number `{text}`: expected a whole number")))
     }
-}
-
-/// A decimal number times a unit, or `None` if the product is not whole.
-fn times(number: &str, unit: u64) -> Option<u64> {
-    let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
-    let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).ok()?)?;
-    let [whole, fraction] = [whole, fraction].map(|digits| digits.parse::<Count>().ok());
-    let fraction = u128::from(fraction?.0) * u128::from(unit);
-    let is_whole = fraction.is_multiple_of(places.into());
-    let fraction = u64::try_from(fraction / u128::from(places)).ok();
-    let fraction = fraction.filter(|_| is_whole)?;
-    whole?.0.checked_mul(unit)?.checked_add(fraction)
-}
-
-fn unit(name: &str) -> Option<u64> {
-    Some(match name {
-        "ns" => 1,
-        "us" | "µs" => 1_000,
-        "ms" => 1_000_000,
-        "s" | "sec" | "second" | "seconds" => SECOND,
-        "m" | "min" | "minute" | "minutes" => 60 * SECOND,
-        "h" | "hour" | "hours" => 3_600 * SECOND,
-        "d" | "day" | "days" => 86_400 * SECOND,
-        _ => return None,
-    })
 }
 
 /// A duration in nanoseconds.
@@ -238,34 +214,6 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Parsed<T> {
 #[derive(Debug, Clone, Copy)]
 pub struct Time(pub u64);
 
-const UNITS: [(u64, &str); 6] = [
-    (86_400 * SECOND, "day"),
-    (3_600 * SECOND, "h"),
-    (60 * SECOND, "min"),
-    (SECOND, "s"),
-    (1_000_000, "ms"),
-    (1_000, "us"),
-];
-
-impl Time {
-    /// The exact time, in the largest unit in which it is a whole number.
-    fn exact(self) -> String {
-        let whole = |&&(unit, _): &&(u64, &str)| self.0 >= unit && self.0.is_multiple_of(unit);
-        let (unit, name) = UNITS.iter().find(whole).copied().unwrap_or((1, "ns"));
-        let plural = ["", "s"][usize::from(name == "day" && self.0 != unit)];
-        format!("{}{name}{plural}", self.0 / unit)
-    }
-
-    /// The period of a rate: `s` instead of `1s`.
-    fn short(self) -> String {
-        let text = self.exact();
-        match text.strip_prefix('1') {
-            Some(unit) if unit.starts_with(|it: char| it.is_alphabetic()) => unit.to_owned(),
-            _ => text,
-        }
-    }
-}
-
 impl From<Duration> for Time {
     /// Saturates at 584 years.
     fn from(time: Duration) -> Self {
@@ -279,13 +227,9 @@ impl FromStr for Time {
     /// Parses a time such as `250ms`, `1 h` or `2 days`, from 1 ns to [`PERIOD_MAX`].
     fn from_str(text: &str) -> Result<Self, RateError> {
         let form = "write a number and ns, us, ms, s, min, h or day";
-        let error = || RateError(format!("invalid time `{text}`: {form}"));
-        let text = text.trim();
-        let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
-        let (number, name) = text.split_at(end.ok_or_else(error)?);
-        let unit = unit(name.trim()).ok_or_else(error)?;
-        let nanos = times(number, unit).ok_or_else(error)?;
-        period(Duration::from_nanos(nanos)).map(Self)
+        let time = humantime::parse_duration(text);
+        let time = time.map_err(|_| RateError(format!("invalid time `{text}`: {form}")))?;
+        period(time).map(Self)
     }
 }
 
@@ -296,20 +240,14 @@ impl From<Time> for Duration {
 }
 
 impl fmt::Display for Time {
-    /// Exact if it is a whole number of seconds. Otherwise truncated to up to three decimals.
+    /// In the format of settings, such as `1h 30m` or `14d`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 >= SECOND && self.0.is_multiple_of(SECOND) {
-            return formatter.write_str(&self.exact());
+        const DAY: u64 = 86_400 * SECOND;
+        if self.0 >= DAY && self.0.is_multiple_of(DAY) {
+            return write!(formatter, "{}d", self.0 / DAY);
         }
-        match UNITS[3..].iter().find(|(unit, _)| self.0 >= *unit) {
-            Some((unit, name)) => {
-                let thousandths = self.0 / (unit / 1_000);
-                let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
-                let text = text.trim_end_matches('0').trim_end_matches('.');
-                write!(formatter, "{text}{name}")
-            }
-            None => write!(formatter, "{}ns", self.0),
-        }
+        let time = humantime::format_duration(Duration::from_nanos(self.0));
+        write!(formatter, "{time}")
     }
 }
 
@@ -367,12 +305,12 @@ mod tests {
     fn rates_are_parsed_with_units_and_grouped_digits() {
         check("300/s", 3, 10_000_000, "300/s");
         check("1000/1h", 1, 3_600_000_000, "1000/h");
-        check("50 000/day", 1, 1_728_000_000, "50000/day");
-        check("1_000 / 2 days", 1, 172_800_000_000, "1000/2days");
-        check("42/60s", 7, 10 * SECOND, "42/min");
+        check("50 000/day", 1, 1_728_000_000, "50000/d");
+        check("1_000 / 2 days", 1, 172_800_000_000, "1000/2d");
+        check("42/60s", 7, 10 * SECOND, "42/m");
         check("10/250ms", 1, 25_000_000, "10/250ms");
-        check("1/day", 1, 86_400 * SECOND, "1/day");
-        check("10/2.5s", 1, 250_000_000, "10/2500ms");
+        check("1/day", 1, 86_400 * SECOND, "1/d");
+        check("10/2.5s", 1, 250_000_000, "10/2s 500ms");
         check("1/0.000000001s", 1, 1, "1/ns");
     }
 
@@ -389,18 +327,18 @@ mod tests {
     }
 
     #[test]
-    fn displayed_times_are_truncated() {
+    fn times_are_displayed_like_settings() {
         for (nanos, shown) in [
-            (0, "0ns"),
+            (0, "0s"),
             (999, "999ns"),
-            (1_500, "1.5us"),
+            (1_500, "1us 500ns"),
             (250_000_000, "250ms"),
-            (3_333_334, "3.333ms"),
-            (1_999_999_999, "1.999s"),
-            (90 * SECOND, "90s"),
-            (481_475_000_000, "481.475s"),
-            (60 * SECOND, "1min"),
-            (2 * 86_400 * SECOND, "2days"),
+            (3_333_334, "3ms 333us 334ns"),
+            (5_400 * SECOND, "1h 30m"),
+            (90 * SECOND, "1m 30s"),
+            (481_475_000_000, "8m 1s 475ms"),
+            (60 * SECOND, "1m"),
+            (2 * 86_400 * SECOND, "2d"),
         ] {
             assert_eq!(Time(nanos).to_string(), shown);
         }

@@ -171,7 +171,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
         "limits", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
     );
     for it in outcomes {
-        let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| Time::from(delay).to_string());
+        let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| format!("{delay:?}"));
         let row = write!(
             text,
             "\n{:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",

@@ -33,7 +33,7 @@ fn description_states_the_guarantee() {
         limit: 1_000,
         window: Duration::from_secs(60),
     };
-    assert_eq!(log.to_string(), "at most 1000 in any 1min");
+    assert_eq!(log.to_string(), "at most 1000 in any 1m");
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn plan_lists_limits_with_keys_and_rules() {
          dsp-17: each of the keys 17, 117\n\
          \u{20} peak (token_bucket): 300/s, with bursts of up to 300: at most 600 in any second\n\
          \u{20} hour (sliding_counter): about 900000 in any 1h, assuming that the calls of the previous window were spread evenly; refused calls count\n\
-         \u{20} min (step_window): at most 1000 in any 1min, counted in steps of 100ms\n\
+         \u{20} min (step_window): at most 1000 in any 1m, counted in steps of 100ms\n\
          whole: all calls together\n\
          \u{20} queue (leaky_bucket): 2000/s, evenly spaced; up to 500 calls wait, further calls are refused\n\
          unlisted keys: default\n"

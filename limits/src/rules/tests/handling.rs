@@ -275,21 +275,21 @@ fn plan_describes_an_explicit_mode() {
     let shape = |queue: &str, rest: &str| {
         format!(
             "  mode shape: calls over the limit wait up to 30s at a time, in a queue of up to {queue} per key; they become \
-             dead letters 1min after acceptance{rest}"
+             dead letters 1m after acceptance{rest}"
         )
     };
     check_description(
         "mode = \"shape\"",
         &shape(
             "64MiB",
-            ", requeued up to 8 times, after 30s to 15min, with up to 10% of the rate, then parked (no longer requeued)",
+            ", requeued up to 8 times, after 30s to 15m, with up to 10% of the rate, then parked (no longer requeued)",
         ),
     );
     check_description(
         "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\ndead_letter = { share = 0.125, max_requeues = 1 }",
         &shape(
             "100000 bytes",
-            ", requeued up to 1 times, after 30s to 15min, with up to 12.5% of the rate, then parked (no longer requeued)",
+            ", requeued up to 1 times, after 30s to 15m, with up to 12.5% of the rate, then parked (no longer requeued)",
         ),
     );
     check_description(
