@@ -11,7 +11,6 @@ pub mod app;
 pub mod clock;
 pub mod config;
 pub mod engine;
-mod feedback;
 pub mod http;
 pub mod limit_sources;
 pub mod limits_file;

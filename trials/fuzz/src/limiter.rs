@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 use limiter::serve::{
     engine::{self, CallRule, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
     problem::Problem,
-    request::{CounterName, LimitedCall, Path, Query},
+    request::{LimitedCall, Path, Query},
 };
 use limits::rules::{NamedLimit, Rules, Table, Tables};
 
@@ -42,7 +42,6 @@ fn engine(limits: &[NamedLimit]) -> Engine {
     let options = Options {
         counters_max: 1_000,
         counters_bytes_max: 1 << 20,
-        feedback_ttl_max: Duration::from_secs(3_600),
         counted_by_server: false,
         is_saved: true,
     };
@@ -80,7 +79,7 @@ pub fn call(bytes: &[u8]) {
         Ok(None) => {}
         Ok(Some(call)) => {
             assert!(call.counters.len() <= 16);
-            for CounterName { limit, counter } in call.counters {
+            for Target { limit, counter } in call.counters {
                 assert!((1..=LIMIT_BYTES_MAX).contains(&limit.len()) && !limit.contains('/'));
                 assert!((1..=256).contains(&counter.len()));
                 assert!(!counter.contains(char::is_control));
@@ -132,8 +131,8 @@ pub fn limits_file(bytes: &[u8]) {
     let limits = rules.limits.iter();
     for limit in limits.filter(|limit| !limit.from_call) {
         let of = [Target {
-            limit: &limit.name,
-            counter: "k",
+            limit: limit.name.clone(),
+            counter: "k".to_owned(),
         }];
         let reserved = engine.reserve(None, &of, 1, Duration::ZERO, NOW);
         let peeked = engine.delay(&of, 1, true, NOW);
@@ -167,8 +166,8 @@ fn restore(mut records: Records) {
     let now = NOW.max(found.clock);
     for limit in ["a", "b"] {
         let of = [Target {
-            limit,
-            counter: "k",
+            limit: limit.to_owned(),
+            counter: "k".to_owned(),
         }];
         if let Ok(slot) = restored.delay(&of, 1, true, now) {
             assert!(slot.at >= now);
@@ -186,7 +185,10 @@ pub fn used_records() -> Records {
     let used = engine(&RULES.limits);
     for limit in ["a", "b"] {
         for counter in ["k", "l"] {
-            let of = [Target { limit, counter }];
+            let of = [Target {
+                limit: limit.to_owned(),
+                counter: counter.to_owned(),
+            }];
             used.increment(&of, 2, None, NOW)
                 .expect("the call is counted");
         }
@@ -194,8 +196,8 @@ pub fn used_records() -> Records {
     let rule = CallRule::new(60, 9).expect("the rule is valid");
     let name = rule.limit_name("called");
     let of = [Target {
-        limit: &name,
-        counter: "k",
+        limit: name,
+        counter: "k".to_owned(),
     }];
     used.increment(&of, 2, None, NOW)
         .expect("the call is counted");
@@ -203,7 +205,7 @@ pub fn used_records() -> Records {
         status: 429,
         ..Feedback::default()
     };
-    used.apply_feedback(of[0], &feedback, NOW)
+    used.apply_feedback(&of[0], &feedback, NOW)
         .expect("the limit exists");
     let mut records = Records::new();
     save(&used, &mut records);

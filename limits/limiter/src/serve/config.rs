@@ -4,7 +4,7 @@
 
 mod args;
 
-use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use runtime::{
     connect::credentials::load_files,
@@ -32,8 +32,6 @@ pub struct Config {
     pub counters: usize,
     /// Maximum bytes of sliding-log and step-window counters.
     pub counters_memory: usize,
-    /// Maximum lifetime of a feedback restriction.
-    pub feedback_ttl_max: Duration,
     /// Admin port and shutdown.
     pub admin: AdminArgs,
     /// Settings that all programs have.
@@ -89,7 +87,6 @@ impl Settings for Args {
             state: has_state.then_some(limits.state),
             counters: limits.counters,
             counters_memory: limits.counters_memory,
-            feedback_ttl_max: limits.feedback_ttl_max,
             api,
             admin,
             common: self.common.check(errors),
@@ -154,9 +151,8 @@ mod tests {
 
     #[test]
     fn errors_are_reported_together() {
-        let errors =
-            load(&["--counters=0", "--state=none", "--feedback-ttl-max=soon"]).unwrap_err();
-        for flag in ["--counters", "--feedback-ttl-max", "--limits"] {
+        let errors = load(&["--counters=0", "--state=none", "--counters-memory=soon"]).unwrap_err();
+        for flag in ["--counters", "--counters-memory", "--limits"] {
             assert!(errors.contains(flag), "{flag}: {errors}");
         }
         assert!(!errors.contains("--state"), "{errors}");

@@ -19,7 +19,7 @@ mod remaining;
 mod remote;
 mod usage_summary;
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use limits::rules::NamedLimit;
 use parking_lot::{Mutex, MutexGuard};
@@ -50,8 +50,6 @@ pub struct Options {
     pub counters_max: usize,
     /// Maximum bytes of counters of variable size: sliding logs and step windows.
     pub counters_bytes_max: usize,
-    /// Maximum lifetime of a feedback restriction.
-    pub feedback_ttl_max: Duration,
     /// Whether the server of `[sharing]` counts calls.
     pub counted_by_server: bool,
     /// Whether [changes](Engine::take_changes) are recorded.
@@ -59,12 +57,12 @@ pub struct Options {
 }
 
 /// A limit and the counter of a call under it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Target<'a> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
     /// Name of the limit.
-    pub limit: &'a str,
+    pub limit: String,
     /// Name of the counter; each counter has its own quota.
-    pub counter: &'a str,
+    pub counter: String,
 }
 
 /// Cause of a delay. Prints as `limit/rule`, or `feedback` for partner feedback.
@@ -189,7 +187,7 @@ impl Engine {
             catalog: Catalog::default(),
             limits: Vec::new(),
             call_limits: Vec::new(),
-            feedback: FeedbackTable::new(options.feedback_ttl_max, options.is_saved),
+            feedback: FeedbackTable::new(options.is_saved),
             recent_usage: RecentUsage::default(),
             bookings: Bookings::default(),
             version: 0,

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     engine::Slot,
     problem::{self, Problem},
-    request::{Endpoint, GET, LimitedCall, Path, Query, is_json},
+    request::{CallKind, Endpoint, GET, LimitedCall, Path, Query, is_json},
     response::SlotBody,
     service::{self, Service},
 };
@@ -78,10 +78,7 @@ impl Service {
                 };
                 let quota = slot.and_then(|slot| self.quota(&call, slot));
                 let mut response = match result {
-                    Ok((slot, has_effect)) => {
-                        let ignored = std::mem::take(&mut call.ignored);
-                        call_response(endpoint, &slot, has_effect, ignored)
-                    }
+                    Ok((slot, has_effect)) => call_response(call.kind, &slot, has_effect),
                     Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
@@ -120,23 +117,18 @@ impl Service {
         // Not `slot.now`, which may be the time of the sharing server.
         let now = self.decider.clock.now();
         let engine = &self.decider.engine;
-        engine.remaining(&call.targets(), binding, now)
+        engine.remaining(&call.counters, binding, now)
     }
 }
 
-fn call_response(
-    endpoint: Endpoint,
-    slot: &Slot,
-    has_effect: bool,
-    ignored: Vec<(&'static str, &'static str)>,
-) -> Reply {
+fn call_response(kind: CallKind, slot: &Slot, has_effect: bool) -> Reply {
     let mut body = SlotBody::of(slot);
-    match endpoint {
-        Endpoint::Delay | Endpoint::Reserve => {}
-        Endpoint::Increment => body.counted = Some(has_effect),
-        Endpoint::Feedback => {
+    match kind {
+        CallKind::Delay { .. } | CallKind::Reserve { .. } => {}
+        CallKind::Increment { .. } => body.counted = Some(has_effect),
+        CallKind::Feedback { ignored, .. } => {
             body.applied = Some(has_effect);
-            body.ignored = Some(ignored.into_iter().collect());
+            body.ignored = Some(ignored);
         }
     }
     json(StatusCode::OK, &body)

@@ -192,7 +192,6 @@ mod tests {
         let options = Options {
             counters_max: 9,
             counters_bytes_max: 9_000,
-            feedback_ttl_max: Duration::from_secs(1),
             counted_by_server: false,
             is_saved: false,
         };

@@ -1,17 +1,17 @@
 //! HTTP requests: paths, queries and bodies, validated and bounded.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use http::{HeaderMap, HeaderValue, header};
 use jiff::Timestamp;
 use limits::rate::REQUESTS_MAX;
 use percent_encoding::percent_decode_str;
+use runtime::limit_headers::LimitHeaders;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     clock::nanos,
     engine::{CallRule, Feedback, LIMIT_BYTES_MAX, Target},
-    feedback::FeedbackBody,
     problem::{Problem, invalid},
 };
 
@@ -41,26 +41,15 @@ pub enum Endpoint {
     Feedback,
 }
 
-/// Valid names of a limit and of a counter under it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CounterName {
-    /// Name of the limit.
-    pub limit: String,
-    /// Name of the counter.
-    pub counter: String,
-}
-
 /// An operation on counters.
 #[derive(Debug)]
 pub struct LimitedCall {
     /// At least one.
-    pub counters: Vec<CounterName>,
+    pub counters: Vec<Target>,
     /// The rule for the first counter, if the call provides one.
     pub rule: Option<CallRule>,
     /// The operation.
     pub kind: CallKind,
-    /// Header fields of feedback that have no effect, each with the reason.
-    pub ignored: Vec<(&'static str, &'static str)>,
 }
 
 /// An operation with its parameters.
@@ -88,7 +77,12 @@ pub enum CallKind {
         at: Option<u64>,
     },
     /// Reports the response of a partner.
-    Feedback(Feedback),
+    Feedback {
+        /// The response.
+        feedback: Feedback,
+        /// Its header fields that have no effect, each with the reason.
+        ignored: BTreeMap<&'static str, &'static str>,
+    },
 }
 
 impl Endpoint {
@@ -101,26 +95,6 @@ impl Endpoint {
     }
 }
 
-impl CounterName {
-    /// # Errors
-    /// When a name is invalid.
-    pub fn new(limit: &str, counter: &str) -> Result<Self, Problem> {
-        let limit = limit_name(limit)?;
-        if counter.trim().is_empty()
-            || counter.len() > COUNTER_BYTES_MAX
-            || counter.chars().any(char::is_control)
-        {
-            return Err(invalid(format!(
-                "invalid counter name: use 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
-            )));
-        }
-        Ok(Self {
-            limit,
-            counter: counter.to_owned(),
-        })
-    }
-}
-
 impl LimitedCall {
     /// Parses the query and body of an operation on the counter `first`, received at `now`.
     ///
@@ -128,7 +102,7 @@ impl LimitedCall {
     /// When the body or the query is invalid.
     pub fn read(
         endpoint: Endpoint,
-        first: CounterName,
+        first: Target,
         query: Query,
         body: &[u8],
         now: u64,
@@ -139,7 +113,6 @@ impl LimitedCall {
             ));
         }
         let (mut interval, mut requests) = (query.interval, query.requests);
-        let mut ignored = Vec::new();
         let kind = match endpoint {
             Endpoint::Delay => CallKind::Delay {
                 requests: number_of_requests(query.n)?,
@@ -168,12 +141,19 @@ impl LimitedCall {
                 return Err(invalid(why));
             }
             Endpoint::Feedback => {
-                let (status, demand) = read::<FeedbackBody>(body)?.read(now)?;
-                ignored = demand.ignored;
-                CallKind::Feedback(Feedback {
-                    status,
-                    windows: demand.windows,
-                })
+                let body: FeedbackBody = read(body)?;
+                let status = body.status.ok_or_else(|| invalid("missing `status`"))?;
+                if !(100..=599).contains(&status) {
+                    return Err(invalid(format!("`status` is {status}: use 100 to 599")));
+                }
+                let demand = body.headers.demand(status, Duration::from_nanos(now));
+                CallKind::Feedback {
+                    feedback: Feedback {
+                        status,
+                        windows: demand.windows,
+                    },
+                    ignored: demand.ignored.into_iter().collect(),
+                }
             }
         };
         let rule = match (interval, requests) {
@@ -191,27 +171,32 @@ impl LimitedCall {
             counters: [first].into_iter().chain(query.also).collect(),
             rule,
             kind,
-            ignored,
         })
-    }
-
-    /// The counters, for the engine.
-    pub fn targets(&self) -> Vec<Target<'_>> {
-        let targets = self.counters.iter().map(|name| Target {
-            limit: &name.limit,
-            counter: &name.counter,
-        });
-        targets.collect()
     }
 }
 
-fn limit_name(name: &str) -> Result<String, Problem> {
-    if name.is_empty() || name.len() > LIMIT_BYTES_MAX || name.contains('/') {
+/// Checks the names of a limit and of a counter under it.
+///
+/// # Errors
+/// When a name is invalid.
+pub fn target(limit: &str, counter: &str) -> Result<Target, Problem> {
+    if limit.is_empty() || limit.len() > LIMIT_BYTES_MAX || limit.contains('/') {
         return Err(invalid(format!(
             "invalid limit name: use 1 to {LIMIT_BYTES_MAX} bytes and no slash"
         )));
     }
-    Ok(name.to_owned())
+    if counter.trim().is_empty()
+        || counter.len() > COUNTER_BYTES_MAX
+        || counter.chars().any(char::is_control)
+    {
+        return Err(invalid(format!(
+            "invalid counter name: use 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
+        )));
+    }
+    Ok(Target {
+        limit: limit.to_owned(),
+        counter: counter.to_owned(),
+    })
 }
 
 fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
@@ -226,7 +211,7 @@ fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Path<'a> {
     /// An operation on a counter.
-    Call(Endpoint, CounterName),
+    Call(Endpoint, Target),
     /// The API description.
     OpenApi,
     /// The page of a problem type.
@@ -260,7 +245,7 @@ impl<'a> Path<'a> {
                     "feedback" => Endpoint::Feedback,
                     _ => return Ok(Self::Other),
                 };
-                let counter = CounterName::new(&decoded(limit)?, &decoded(counter)?)?;
+                let counter = target(&decoded(limit)?, &decoded(counter)?)?;
                 Self::Call(endpoint, counter)
             }
             _ => Self::Other,
@@ -277,7 +262,7 @@ fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// Further counters of the call.
-    also: Vec<CounterName>,
+    also: Vec<Target>,
     /// Number of requests; only for `delay`.
     n: Option<u64>,
     /// Rule for the counter of the path.
@@ -305,7 +290,7 @@ impl Query {
                     let (limit, counter) = pair.ok_or_else(|| {
                         invalid(format!("invalid `also` {value:?}: use LIMIT/COUNTER"))
                     })?;
-                    read.also.push(CounterName::new(limit, counter)?);
+                    read.also.push(target(limit, counter)?);
                     continue;
                 }
                 "n" => &mut read.n,
@@ -384,6 +369,15 @@ impl Reserve {
             invalid(format!("invalid `max_wait`: use 0 to {bound} seconds"))
         })
     }
+}
+
+/// Body of `feedback`: status and header fields as the partner sent them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FeedbackBody {
+    status: Option<u16>,
+    #[serde(flatten)]
+    headers: LimitHeaders,
 }
 
 /// Whether the Content-Type of a request is JSON. A request without a body needs no Content-Type, except from a browser:

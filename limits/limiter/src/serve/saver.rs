@@ -248,7 +248,6 @@ mod tests {
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
-            feedback_ttl_max: SYNC_INTERVAL,
             counted_by_server: false,
             is_saved: true,
         };

@@ -88,8 +88,9 @@ impl Service {
         if saver.is_some_and(|saver| !saver.is_writable()) {
             return unsaved();
         }
-        let targets = call.targets();
-        let decided = self.decider.decide(&client.name, &targets, &call.kind);
+        let decided = self
+            .decider
+            .decide(&client.name, &call.counters, &call.kind);
         let decided = decided.await;
         let decided_at = Instant::now();
         // Even a refused call can change a counter.

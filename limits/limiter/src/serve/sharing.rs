@@ -111,13 +111,13 @@ impl Decider {
     pub(super) async fn decide(
         &self,
         token: &str,
-        targets: &[Target<'_>],
+        targets: &[Target],
         kind: &CallKind,
     ) -> Result<(Slot, bool), Problem> {
         let (engine, now) = (&self.engine, self.clock.now());
         let mut is_applied = None;
-        if let CallKind::Feedback(feedback) = kind {
-            let applied = engine.apply_feedback(targets[0], feedback, now);
+        if let CallKind::Feedback { feedback, .. } = kind {
+            let applied = engine.apply_feedback(&targets[0], feedback, now);
             is_applied = Some(applied.map_err(|error| rejected(error, now))?);
         }
         if let Some(shared) = &self.shared {
@@ -137,7 +137,7 @@ impl Decider {
                 .delay(targets, requests, true, now)
                 .map(|slot| (slot, false)),
             // This delay query is internal, so it is not counted.
-            CallKind::Feedback(_) => engine
+            CallKind::Feedback { .. } => engine
                 .delay(targets, 1, false, now)
                 .map(|slot| (slot, is_applied == Some(true))),
         };
@@ -149,12 +149,12 @@ impl Decider {
         &self,
         shared: &SharedDecider,
         token: &str,
-        targets: &[Target<'_>],
+        targets: &[Target],
         kind: &CallKind,
     ) -> Result<(Slot, bool), Problem> {
         let (requests, operation) = match *kind {
             CallKind::Delay { requests } => (requests, Operation::Peek),
-            CallKind::Feedback(_) => (1, Operation::Peek),
+            CallKind::Feedback { .. } => (1, Operation::Peek),
             CallKind::Reserve {
                 requests, max_wait, ..
             } => (requests, Operation::Reserve { max_wait }),
@@ -163,7 +163,7 @@ impl Decider {
                 (requests, Operation::Count { made })
             }
         };
-        let is_counted = !matches!(kind, CallKind::Feedback(_));
+        let is_counted = !matches!(kind, CallKind::Feedback { .. });
         let now = self.clock.now();
         let pending = self
             .engine

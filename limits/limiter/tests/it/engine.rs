@@ -28,7 +28,6 @@ fn limits(text: &str) -> Vec<NamedLimit> {
 const OPTIONS: Options = Options {
     counters_max: 10_000,
     counters_bytes_max: usize::MAX,
-    feedback_ttl_max: HOUR,
     counted_by_server: false,
     is_saved: true,
 };
@@ -78,8 +77,11 @@ impl Disk {
     }
 }
 
-const fn of<'a>(limit: &'a str, counter: &'a str) -> Target<'a> {
-    Target { limit, counter }
+fn of(limit: &str, counter: &str) -> Target {
+    Target {
+        limit: limit.to_owned(),
+        counter: counter.to_owned(),
+    }
 }
 
 fn rule(limit: &str, rule: &str) -> Binding {
@@ -90,7 +92,7 @@ fn rule(limit: &str, rule: &str) -> Binding {
 }
 
 #[track_caller]
-fn slot(engine: &Engine, of: &[Target<'_>], now: u64) -> Slot {
+fn slot(engine: &Engine, of: &[Target], now: u64) -> Slot {
     engine.reserve(None, of, 1, HOUR, now).expect("a slot")
 }
 
@@ -149,7 +151,7 @@ fn feedback_has_no_effect_on_a_global_limit() {
         ..Feedback::default()
     };
     let target = of("whole", "k");
-    assert!(!engine.apply_feedback(target, &refused, START).unwrap());
+    assert!(!engine.apply_feedback(&target, &refused, START).unwrap());
     assert_eq!(engine.delay(&[target], 1, true, START).unwrap().at, START);
 }
 
@@ -271,7 +273,7 @@ fn feedback_only_lowers_the_limit() {
         windows: vec![(requests, Duration::from_secs(seconds))],
     };
     let target = of("a", "k");
-    let applied = engine.apply_feedback(target, &remaining(2, 10), START);
+    let applied = engine.apply_feedback(&target, &remaining(2, 10), START);
     assert_eq!(applied, Ok(true));
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
@@ -282,7 +284,7 @@ fn feedback_only_lowers_the_limit() {
     );
     assert_eq!(slot(&engine, &[of("a", "other")], START).at, START);
     engine
-        .apply_feedback(target, &remaining(500, 600), START + SECOND)
+        .apply_feedback(&target, &remaining(500, 600), START + SECOND)
         .unwrap();
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START + SECOND);
     let Err(CallError::OverMaxWait(slot)) = refused else {

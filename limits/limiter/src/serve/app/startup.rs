@@ -41,7 +41,6 @@ pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Rest
     let options = Options {
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
-        feedback_ttl_max: config.feedback_ttl_max,
         counted_by_server: exact(sharing).is_some(),
         is_saved: store.is_some(),
     };

@@ -148,16 +148,6 @@ pub(super) struct LimitsArgs {
         value_parser = size(1 << 20..=usize::MAX)
     )]
     pub(super) counters_memory: usize,
-
-    /// Maximum time for which feedback (a partner's response to a call) restricts a counter
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "1h",
-        hide_short_help = true,
-        value_parser = time(Duration::from_secs(1)..=TIME_MAX)
-    )]
-    pub(super) feedback_ttl_max: Duration,
 }
 
 /// Admin port and shutdown.

@@ -170,8 +170,8 @@ mod tests {
         let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |token: &str| {
             let targets = [Target {
-                limit: "a",
-                counter: token,
+                limit: "a".to_owned(),
+                counter: token.to_owned(),
             }];
             let slot = engine.reserve(Some(token), &targets, 100, MAX_WAIT, start);
             slot.map(|it| (it.at - start) / SECOND)
@@ -187,7 +187,6 @@ mod tests {
         Options {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
-            feedback_ttl_max: MAX_WAIT,
             counted_by_server: false,
             is_saved: false,
         }
@@ -208,8 +207,8 @@ mod tests {
         let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |token: &str, limit: &str, now: u64| {
             let targets = [Target {
-                limit,
-                counter: token,
+                limit: limit.to_owned(),
+                counter: token.to_owned(),
             }];
             let slot = engine.reserve(Some(token), &targets, 1, 2_880 * MAX_WAIT, now);
             slot.map(|it| it.at)

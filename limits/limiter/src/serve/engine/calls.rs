@@ -1,6 +1,6 @@
 //! Decisions on calls: delay, reserve, increment and feedback.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use limits::{Decision, Demand, LimitId, RecordError, RecordOutcome, Refusal};
 
@@ -24,7 +24,7 @@ impl Engine {
     /// When the call can never proceed, or a limit is unknown.
     pub fn delay(
         &self,
-        targets: &[Target<'_>],
+        targets: &[Target],
         requests: u64,
         is_counted: bool,
         now: u64,
@@ -46,7 +46,7 @@ impl Engine {
     pub fn reserve(
         &self,
         token: Option<&str>,
-        targets: &[Target<'_>],
+        targets: &[Target],
         requests: u64,
         max_wait: Duration,
         now: u64,
@@ -88,7 +88,7 @@ impl Engine {
     /// When nothing is counted.
     pub fn increment(
         &self,
-        targets: &[Target<'_>],
+        targets: &[Target],
         requests: u64,
         at: Option<u64>,
         now: u64,
@@ -127,13 +127,13 @@ impl Engine {
     /// When the limit is unknown.
     pub fn apply_feedback(
         &self,
-        target: Target<'_>,
+        target: &Target,
         feedback: &Feedback,
         now: u64,
     ) -> Result<bool, CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = state.resolve(&[target], 1, now)?;
+        let call = state.resolve(slice::from_ref(target), 1, now)?;
         // Feedback does not apply to global limits, because calls do not name counters of them.
         let is_applied = match call.counters.first() {
             Some(counter) => state.feedback.apply(counter, feedback, now),
@@ -150,16 +150,16 @@ impl Engine {
 impl EngineState {
     pub(super) fn resolve(
         &mut self,
-        targets: &[Target<'_>],
+        targets: &[Target],
         requests: u64,
         now: u64,
     ) -> Result<ResolvedCall, CallError> {
         if let Some(first) = targets.first() {
-            self.ensure_call_limit(*first, now)?;
+            self.ensure_call_limit(first, now)?;
         }
         let mut counters: Vec<CounterKey> = Vec::with_capacity(targets.len());
         for target in targets {
-            let name = target.limit;
+            let name = &*target.limit;
             let limit = self.catalog.get(name).ok_or_else(|| {
                 if self.is_from_call(name) {
                     let why = format!("{name:?} requires `interval` and `requests` in each call");
@@ -173,7 +173,7 @@ impl EngineState {
                     .iter()
                     .any(|(it, key)| *it == limit.name && **key == *target.counter)
             {
-                counters.push((Arc::clone(&limit.name), Arc::from(target.counter)));
+                counters.push((Arc::clone(&limit.name), Arc::from(&*target.counter)));
             }
         }
         let demands = self.catalog.demands(&counters, requests);

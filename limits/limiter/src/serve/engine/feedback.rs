@@ -21,6 +21,9 @@ pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Maximum of this pause.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// Maximum lifetime of a restriction.
+const TTL_MAX: Duration = Duration::from_secs(3_600);
+
 /// Nanoseconds between two scans for expired entries. A scan of a full table takes some milliseconds, under the lock.
 const SCAN_INTERVAL: u64 = 10_000_000_000;
 
@@ -102,20 +105,17 @@ pub(super) struct FeedbackTable {
     by_limit: HashMap<Arc<str>, usize>,
     /// Number of active limits.
     limits: usize,
-    /// Maximum lifetime of a restriction, in nanoseconds.
-    ttl_max: u64,
     /// Counters changed since the last [`take_changes`](Self::take_changes); `None` if changes are not saved.
     changed: Option<HashSet<CounterKey>>,
 }
 
 impl FeedbackTable {
-    pub(super) fn new(ttl_max: Duration, is_saved: bool) -> Self {
+    pub(super) fn new(is_saved: bool) -> Self {
         Self {
             entries: HashMap::default(),
             scanned_at: 0,
             by_limit: HashMap::new(),
             limits: 0,
-            ttl_max: nanos(ttl_max),
             changed: is_saved.then(HashSet::new),
         }
     }
@@ -146,13 +146,12 @@ impl FeedbackTable {
         if restrictions.is_empty() {
             return false;
         }
-        let ttl_max = self.ttl_max;
         let Some(entry) = self.entry(counter) else {
             return false;
         };
         entry.refusals = refusals;
         for (remaining, wait) in restrictions {
-            let until = now.saturating_add(nanos(wait).min(ttl_max));
+            let until = now.saturating_add(nanos(wait.min(TTL_MAX)));
             entry.add(Restriction { until, remaining }, now);
         }
         self.mark_changed(counter);
@@ -325,7 +324,7 @@ mod tests {
 
     #[test]
     fn restriction_only_lowers_the_limit_and_expires() {
-        let mut table = FeedbackTable::new(seconds(100), false);
+        let mut table = FeedbackTable::new(false);
         let of = counters();
         assert!(table.apply(&of[0], &remaining(5, 10), 0));
         assert_eq!(table.earliest(&of, 5, 0), 0);
@@ -338,16 +337,16 @@ mod tests {
         assert_eq!(table.earliest(&of, 100, 10 * SECOND), 0);
         assert!(table.apply(&of[0], &remaining(50, 5), 10 * SECOND));
         assert_eq!(table.earliest(&of, 50, 10 * SECOND), 0);
-        // The lifetime is bounded by the setting.
+        // The lifetime is bounded.
         assert!(table.apply(&of[0], &remaining(0, 1_000_000), 20 * SECOND));
-        assert_eq!(table.earliest(&of, 1, 20 * SECOND), 120 * SECOND);
-        table.expire(120 * SECOND);
+        assert_eq!(table.earliest(&of, 1, 20 * SECOND), 3_620 * SECOND);
+        table.expire(3_620 * SECOND);
         assert!(table.entries.is_empty());
     }
 
     #[test]
     fn pause_after_refusals_without_a_time_doubles_up_to_a_minute() {
-        let mut table = FeedbackTable::new(seconds(3_600), false);
+        let mut table = FeedbackTable::new(false);
         let of = counters();
         let mut now = 0;
         for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
@@ -363,19 +362,19 @@ mod tests {
         assert!(!table.apply(&of[0], &accepted, now));
         assert!(table.apply(&of[0], &REFUSED, now));
         assert_eq!(table.earliest(&of, 1, now), now + SECOND);
-        assert!(!FeedbackTable::new(seconds(1), false).apply(&of[0], &accepted, 0));
+        assert!(!FeedbackTable::new(false).apply(&of[0], &accepted, 0));
         let with_time = Feedback {
             windows: vec![(0, seconds(7))],
             ..REFUSED
         };
-        let mut table = FeedbackTable::new(seconds(3_600), false);
+        let mut table = FeedbackTable::new(false);
         assert!(table.apply(&of[0], &with_time, 0));
         assert_eq!(table.earliest(&of, 1, 0), 7 * SECOND);
     }
 
     #[test]
     fn short_and_long_restrictions_apply_until_their_own_ends() {
-        let mut table = FeedbackTable::new(seconds(3_600), false);
+        let mut table = FeedbackTable::new(false);
         let of = counters();
         assert!(table.apply(&of[0], &remaining(4_000, 3_500), 0));
         assert!(table.apply(&of[0], &REFUSED, 0));
@@ -408,7 +407,7 @@ mod tests {
             windows: vec![(0, Duration::ZERO)],
             ..REFUSED
         };
-        let mut table = FeedbackTable::new(seconds(3_600), false);
+        let mut table = FeedbackTable::new(false);
         assert!(table.apply(&counters()[0], &refused, 0));
         assert!(table.apply(&counters()[0], &refused, SECOND));
         assert_eq!(table.earliest(&counters(), 1, SECOND), 3 * SECOND);
@@ -416,7 +415,7 @@ mod tests {
 
     #[test]
     fn counters_of_one_limit_cannot_fill_the_table() {
-        let mut table = FeedbackTable::new(seconds(10), false);
+        let mut table = FeedbackTable::new(false);
         table.set_limits(4, |_| true);
         let mut apply = |limit: usize, counter: usize| {
             let [limit, counter] = [limit, counter].map(|it| Arc::from(it.to_string()));

@@ -110,12 +110,8 @@ impl EngineState {
     ///
     /// # Errors
     /// When the rule is not accepted for this counter.
-    pub(super) fn ensure_call_limit(
-        &mut self,
-        target: Target<'_>,
-        now: u64,
-    ) -> Result<(), CallError> {
-        let Some((base, rule)) = CallRule::parse(target.limit) else {
+    pub(super) fn ensure_call_limit(&mut self, target: &Target, now: u64) -> Result<(), CallError> {
+        let Some((base, rule)) = CallRule::parse(&target.limit) else {
             return Ok(());
         };
         if !self.is_from_call(base) {
@@ -126,7 +122,7 @@ impl EngineState {
                 None => CallError::UnknownLimit(base.to_owned()),
             });
         }
-        let counter: Arc<str> = Arc::from(target.counter);
+        let counter: Arc<str> = Arc::from(&*target.counter);
         for other in &self.call_limits {
             if let Some(rule) = other.rule_of(base)
                 && other.limit.name != target.limit
@@ -137,7 +133,7 @@ impl EngineState {
                 )));
             }
         }
-        if self.catalog.get(target.limit).is_some() {
+        if self.catalog.get(&target.limit).is_some() {
             return Ok(());
         }
         if !self.has_capacity(base) {

@@ -12,7 +12,7 @@ impl Engine {
     /// that it last reported.
     pub fn remaining(
         &self,
-        targets: &[Target<'_>],
+        targets: &[Target],
         binding: Option<&Binding>,
         now: u64,
     ) -> Option<Quota> {

@@ -94,7 +94,7 @@ impl Engine {
     pub fn begin_decision(
         &self,
         token: Option<&str>,
-        targets: &[Target<'_>],
+        targets: &[Target],
         requests: u64,
         operation: Operation,
         is_counted: bool,
@@ -287,10 +287,13 @@ mod tests {
 
     const START: u64 = 1_700_000_000 * 1_000_000_000;
     const HOUR: Duration = Duration::from_secs(3_600);
-    const TARGET: Target<'static> = Target {
-        limit: "a",
-        counter: "k",
-    };
+
+    fn target() -> Target {
+        Target {
+            limit: "a".to_owned(),
+            counter: "k".to_owned(),
+        }
+    }
 
     fn engine() -> Engine {
         let text = "
@@ -303,7 +306,6 @@ mod tests {
         let options = Options {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
-            feedback_ttl_max: HOUR,
             counted_by_server: true,
             is_saved: false,
         };
@@ -313,7 +315,7 @@ mod tests {
     fn reserve(engine: &Engine) -> PendingDecision {
         let operation = Operation::Reserve { max_wait: HOUR };
         engine
-            .begin_decision(Some("one"), &[TARGET], 1, operation, true, START)
+            .begin_decision(Some("one"), &[target()], 1, operation, true, START)
             .unwrap_or_else(|error| panic!("{error:?}"))
     }
 
@@ -367,7 +369,7 @@ mod tests {
             status: 200,
             windows: vec![(1, HOUR)],
         };
-        assert!(engine.apply_feedback(TARGET, &feedback, START).unwrap());
+        assert!(engine.apply_feedback(&target(), &feedback, START).unwrap());
         let first = reserve(&engine);
         assert_eq!(
             (first.pause, reserve(&engine).pause),

@@ -22,8 +22,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{config, engine::LIMITS_MAX},
     LimitSources, TermsByName,
-    effective::BYTES_MAX,
 };
+
+/// Maximum bytes of the documents.
+const BYTES_MAX: usize = 2 << 20;
 
 /// Time between two reads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

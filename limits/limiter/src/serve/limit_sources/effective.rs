@@ -6,9 +6,6 @@ use limits::rules::{ConfigErrors, Rules, Table, Tables};
 
 use super::super::engine;
 
-/// Maximum bytes of the collection, as JSON.
-pub(super) const BYTES_MAX: usize = 2 << 20;
-
 /// Definitions of limits by name.
 pub type TermsByName = BTreeMap<String, Table>;
 
@@ -35,13 +32,7 @@ impl EffectiveLimits {
             limits.extend(terms.map(|(name, terms)| (name.clone(), terms.clone().into())));
         }
         let rules = Rules::read(merged, Tables::default())?;
-        let mut errors = engine::errors(&rules);
-        let bytes = to_bytes(&collection).len();
-        if bytes > BYTES_MAX {
-            errors.push(format!(
-                "the collection contains {bytes} bytes of limits; the maximum is {BYTES_MAX}"
-            ));
-        }
+        let errors = engine::errors(&rules);
         if !errors.is_empty() {
             return Err(ConfigErrors(errors));
         }
@@ -96,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicting_or_too_large_sources_are_rejected() {
+    fn conflicting_sources_are_rejected() {
         #[track_caller]
         fn check(name: &str, terms: serde_json::Value, error: &str) {
             let terms = serde_json::from_value(terms).unwrap();
@@ -107,9 +98,5 @@ mod tests {
         let with = |keys: &[String]| serde_json::json!({ "keys": keys, "rules": rules });
         check("e", with(&["a".to_owned()]), "key a is already in limits.");
         check("x/y", with(&["k".to_owned()]), "slash");
-        let keys: Vec<String> = (0..BYTES_MAX / 1_000)
-            .map(|it| format!("{}{it}", "k".repeat(1_000)))
-            .collect();
-        check("large", with(&keys), "bytes");
     }
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn counter(limit: &str, counter: &str) -> CounterName {
-    CounterName::new(limit, counter).unwrap()
+fn counter(limit: &str, counter: &str) -> Target {
+    target(limit, counter).unwrap()
 }
 
 fn call(endpoint: Endpoint, query: &str, body: &[u8]) -> Result<LimitedCall, Problem> {
@@ -111,12 +111,9 @@ fn values_out_of_range_are_rejected() {
     assert!(number_of_requests(Some(0)).is_err() && number_of_requests(Some(u64::MAX)).is_err());
     let longer = b"{\"max_wait\": 86400.001}";
     assert!(call(Endpoint::Reserve, "", longer).is_err());
-    assert!(FeedbackBody::default().read(0).is_err());
+    assert!(call(Endpoint::Feedback, "", b"{}").is_err());
     for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
-        assert!(
-            CounterName::new(limit, counter).is_err(),
-            "{limit}/{counter}"
-        );
+        assert!(target(limit, counter).is_err(), "{limit}/{counter}");
     }
-    assert!(CounterName::new("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
+    assert!(target("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
 }

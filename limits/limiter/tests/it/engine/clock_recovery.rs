@@ -25,7 +25,7 @@ fn restart_after(ahead: u64) -> (u64, usize, u64) {
         status: 429,
         windows: vec![(0, HOUR / 2)],
     };
-    let applied = before.apply_feedback(of("day", "restricted"), &refused, then);
+    let applied = before.apply_feedback(&of("day", "restricted"), &refused, then);
     assert_eq!(applied, Ok(true));
     let disk = Disk::of(&before);
     let (after, now) = disk.start(OPTIONS, text, START);

@@ -93,7 +93,7 @@ fn counter_keeps_its_rule_while_feedback_restricts_it() {
         windows: vec![(0, Duration::from_secs(3_600))],
     };
     engine
-        .apply_feedback(of(&first, "k"), &feedback, START)
+        .apply_feedback(&of(&first, "k"), &feedback, START)
         .unwrap();
     let call = |now: u64| engine.reserve(None, &[of(&other, "k")], 1, Duration::ZERO, now);
     assert_refused(call(START + 3_599 * SECOND), "rule 9/1s");

@@ -124,7 +124,7 @@ fn run(seed: u64, limits_change: bool) {
                         status: 200,
                         windows: vec![(random.u64(..9), Duration::from_secs(3))],
                     };
-                    assert!(engine.apply_feedback(of[0], &feedback, now).is_ok());
+                    assert!(engine.apply_feedback(&of[0], &feedback, now).is_ok());
                 }
                 4 if limits_change => {
                     let rates = [["20/s", "5/s"], ["9/3s", "4/7s"], ["4/2s", "3/5s"]];

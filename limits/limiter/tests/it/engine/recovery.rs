@@ -40,7 +40,7 @@ fn refused_call_that_counts_under_one_rule_uses_no_quota_of_others() {
     };
     assert!(
         engine
-            .apply_feedback(of("a", "k"), &feedback, START)
+            .apply_feedback(&of("a", "k"), &feedback, START)
             .unwrap()
     );
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START);
@@ -92,7 +92,7 @@ fn calls_granted_by_the_server_count_against_restored_feedback() {
     };
     assert!(
         engine
-            .apply_feedback(of("a", "k"), &feedback, START)
+            .apply_feedback(&of("a", "k"), &feedback, START)
             .unwrap()
     );
     assert_eq!(grant_by_server(&engine, "k", START), Duration::ZERO);
@@ -168,7 +168,7 @@ fn restrictions_that_replaced_expired_ones_are_restored() {
             windows: vec![(0, Duration::from_secs(seconds))],
         };
         engine
-            .apply_feedback(of("a", &counter.to_string()), &feedback, now)
+            .apply_feedback(&of("a", &counter.to_string()), &feedback, now)
             .unwrap()
     };
     for counter in 0..50_000 {
@@ -252,7 +252,7 @@ fn records_of_idle_counters_and_removed_limits_are_removed() {
         slot(&engine, &[of(limit, "k")], START);
         assert!(
             engine
-                .apply_feedback(of(limit, "k"), &refused, START)
+                .apply_feedback(&of(limit, "k"), &refused, START)
                 .unwrap()
         );
         (Disk::of(&engine), engine)
