@@ -138,7 +138,7 @@ impl App {
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
         };
-        app.services.serve_admin(listener, &config.common, pages)?;
+        app.services.serve_admin(listener, pages)?;
         warn_about_plaintext_token(&config);
         config.security.watch(&app.services);
         let services = &app.services;

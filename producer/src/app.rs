@@ -255,7 +255,7 @@ impl App {
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_inlet();
-        services.serve_admin(ports.admin, &config.common, readiness)?;
+        services.serve_admin(ports.admin, readiness)?;
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             api = addresses.api.map(tracing::field::display),

@@ -1,7 +1,7 @@
 //! Maximum memory of a producer: the bound that each component enforces, and the sum of all bounds.
 //!
-//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the admin port, and kernel memory for
-//! sockets, which also counts against the memory limit of a container.
+//! This is the worst case of all ports together. It excludes the admin port, and kernel memory for sockets,
+//! which also counts against the memory limit of a container.
 
 use crate::{api, config::Config, edge, server, streams};
 

@@ -118,7 +118,7 @@ impl App {
         services.watch(Some(&file), &services.stage);
         services.watch(config.tokens.as_ref(), &services.stage);
         services.watch(config.limiter_token.as_ref(), &services.stage);
-        services.serve_admin(admin, &config.common, Pages(Arc::clone(&shared)))?;
+        services.serve_admin(admin, Pages(Arc::clone(&shared)))?;
         let api = Arc::new(Api {
             engine: Arc::clone(&shared.nats),
             mirror: shared.mirror.clone(),

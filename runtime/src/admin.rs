@@ -1,6 +1,6 @@
 //! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
 //!
-//! It is read-only, except for the log filter; [`debug`] costs CPU time and is off by default. It has no authentication, so
+//! It is read-only, except for the log filter. It has no authentication, so
 //! every program on the machine has access. A web page in a browser on the machine may also send requests:
 //!
 //! - A page of another origin cannot read the responses, because no response has a CORS header. A browser sends no PUT of such
@@ -11,14 +11,13 @@
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    caller, debug, http_server,
+    caller, http_server,
     listen::{Limits, Listener},
     logging::{self, FILTER_BYTES_MAX, Filter},
     open_files,
     ready::{self, Component},
     reply::{Reply, content, text},
     services::Services,
-    settings::Common,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
@@ -77,20 +76,18 @@ pub trait Pages: Send + Sync + 'static {
 }
 
 impl Services {
-    /// Serves the admin port; returns its address. `--debug-endpoints` enables `/debug/profile`.
+    /// Serves the admin port; returns its address.
     ///
     /// # Errors
     /// If the address is unknown, or a metric is already registered.
     pub fn serve_admin(
         &self,
         listener: impl Listener,
-        common: &Common,
         pages: impl Pages,
     ) -> anyhow::Result<SocketAddr> {
         let (address, metrics) = (listener.local_addr()?, self.connections("admin")?);
         let port = Arc::new(Port {
             services: self.clone(),
-            debug: common.debug_endpoints,
             pages: Box::new(pages),
             requires_loopback_host: address.ip().is_loopback(),
         });
@@ -111,7 +108,6 @@ impl Services {
 
 struct Port {
     services: Services,
-    debug: bool,
     pages: Box<dyn Pages>,
     requires_loopback_host: bool,
 }
@@ -129,16 +125,12 @@ impl Port {
         if caller::is_cross_site(request.headers()) && !is_link {
             return text(StatusCode::FORBIDDEN, "cross-site requests are rejected\n");
         }
-        if debug::is_page(request.uri().path()) {
-            let stop = self.services.stage.stop.clone();
-            return debug::serve(self.debug, request, stop).await;
-        }
         let is_filter = request.uri().path() == LOG_FILTER;
         match *request.method() {
             Method::GET | Method::HEAD => {}
             Method::PUT if is_filter => return put_log_filter(request.into_body()).await,
-            _ if is_filter => return debug::method_not_allowed("GET, HEAD, PUT"),
-            _ => return debug::method_not_allowed("GET, HEAD"),
+            _ if is_filter => return method_not_allowed("GET, HEAD, PUT"),
+            _ => return method_not_allowed("GET, HEAD"),
         }
         match request.uri().path() {
             "/" => static_file("text/html", PAGE),
@@ -212,6 +204,13 @@ async fn put_log_filter(body: Incoming) -> Reply {
         log();
     }
     text(StatusCode::OK, format!("{filter}\n"))
+}
+
+fn method_not_allowed(allowed: &'static str) -> Reply {
+    let mut reply = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}\n"));
+    let allowed = HeaderValue::from_static(allowed);
+    reply.headers_mut().insert(header::ALLOW, allowed);
+    reply
 }
 
 /// A file of the status page.

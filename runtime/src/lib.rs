@@ -4,7 +4,6 @@
 pub mod admin;
 pub mod caller;
 pub mod connect;
-pub mod debug;
 pub mod file_lock;
 pub mod http_server;
 pub mod limit_headers;

@@ -101,7 +101,6 @@ fn all_errors_are_reported_together() {
         "--drain-timeout=soon",
         "--log-filter=inof",
         "--log-format=xml",
-        "--debug-endpoints=perhaps",
     ];
     let errors = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
     let flags = arguments.map(|argument| argument.split_once('=').unwrap().0);

@@ -158,7 +158,6 @@ fn all_errors_are_reported_together() {
         "--drain-delay=soon",
         "--log-filter=inof",
         "--log-format=xml",
-        "--debug-endpoints=perhaps",
     ];
     let error = load(&arguments).unwrap_err().to_string();
     for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{BOOLEAN, ConfigErrors, RELOADED, info_commands::InfoArgs, optional};
+use super::{ConfigErrors, RELOADED, info_commands::InfoArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// The common flags. [`command`](super::command) adds their environment variables, prefixed with the program name.
@@ -37,12 +37,6 @@ pub struct CommonArgs {
     )]
     log_format: Format,
 
-    /// Enable CPU profiles on the admin port
-    ///
-    /// The port then serves /debug/profile, and any of its clients can slow the process down.
-    #[arg(long, value_name = BOOLEAN)]
-    debug_endpoints: bool,
-
     #[command(flatten)]
     info: InfoArgs,
 }
@@ -54,8 +48,6 @@ pub struct Common {
     pub log_filter: Filter,
     /// Format of the log.
     pub log_format: Format,
-    /// Whether the admin port serves CPU profiles.
-    pub debug_endpoints: bool,
 }
 
 impl CommonArgs {
@@ -65,7 +57,6 @@ impl CommonArgs {
         Common {
             log_filter: self.log_filter.unwrap_or_else(default_filter),
             log_format: self.log_format,
-            debug_endpoints: self.debug_endpoints,
         }
     }
 }

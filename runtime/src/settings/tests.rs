@@ -19,6 +19,8 @@ pub(super) struct Args {
     two: Vec<String>,
     #[arg(long, default_value = "3", value_name = "COUNT", group = RELOADED, value_parser = count(1..=9))]
     three: usize,
+    #[arg(long, value_name = BOOLEAN)]
+    extra: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -244,7 +246,7 @@ fn change_needs_a_restart_unless_the_flag_is_in_a_group() {
         settings_with::<Args>(ReloadMode::FileContents),
         Vec::<String>::new()
     );
-    let others = ["one", "two", "log_format", "debug_endpoints"];
+    let others = ["one", "two", "extra", "log_format"];
     assert_eq!(settings_with::<Args>(ReloadMode::Restart), others);
 }
 
@@ -252,20 +254,20 @@ fn change_needs_a_restart_unless_the_flag_is_in_a_group() {
 fn invalid_value_hides_no_other_error_and_grouped_flags_combine() {
     let error = load_with(
         "three = 10\nlog_format = 'xml'",
-        &["--one=wrong", "--debug-endpoints="],
+        &["--one=wrong", "--extra="],
     );
     let error = error.unwrap_err();
     for part in [
         "--one: wrong",
         "--three: 10 exceeds the maximum of 9",
         "--log-format: expected one of text, json",
-        "--debug-endpoints: \"\" is neither",
+        "--extra: \"\" is neither",
     ] {
         assert!(error.contains(part), "{part} is missing in {error}");
     }
     check(
         "",
-        &["--three=9", "--log-filter=info", "--debug-endpoints"],
+        &["--three=9", "--log-filter=info", "--extra"],
         "a",
         &["b"],
     );

@@ -4,7 +4,6 @@
 mod admin;
 mod brokers;
 mod config_reload;
-mod debug;
 mod demo;
 mod documented;
 pub(crate) mod e2e;

@@ -106,7 +106,7 @@ impl App {
             decider: decider.clone(),
         };
         state.register(&registry)?;
-        app.services.serve_admin(admin, &config.common, state)?;
+        app.services.serve_admin(admin, state)?;
         let service = Arc::new(Service {
             decider,
             tokens: config.tokens,
