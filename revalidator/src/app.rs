@@ -5,12 +5,13 @@
 
 use std::{
     future::pending,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use anyhow::{Context as _, Error, Result};
 use gethostname::gethostname;
+use parking_lot::Mutex;
 use runtime::{
     admin, listen,
     metrics::Registry,

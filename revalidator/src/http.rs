@@ -8,7 +8,7 @@ mod new_job;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::{Body as _, Incoming};
+use parking_lot::Mutex;
 use runtime::{
     caller,
     reload::Reloader,

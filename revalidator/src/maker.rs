@@ -29,10 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::{
-    bodies::{Bodies, lock},
-    housekeeping::LastRun,
-};
+use self::{bodies::Bodies, housekeeping::LastRun};
 use crate::{
     apps::{App, CurrentApps},
     engine::{Engine, RETRY_PAUSE},
@@ -116,10 +113,12 @@ impl<E: Engine> Maker<E> {
         running: &mut HashMap<String, AbortHandle>,
     ) -> Result<()> {
         running.retain(|_, task| !task.is_finished());
-        lock(&self.bodies).retain(|id, body| match self.mirror.job(id) {
-            Some(job) => job.is_open() && job.server_state == ServerState::Transmitting,
-            None => body.at.elapsed() < UNKNOWN_JOB,
-        });
+        self.bodies
+            .lock()
+            .retain(|id, body| match self.mirror.job(id) {
+                Some(job) => job.is_open() && job.server_state == ServerState::Transmitting,
+                None => body.at.elapsed() < UNKNOWN_JOB,
+            });
         let (apps, mut jobs) = ((self.apps)(), self.mirror.jobs());
         jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
         let candidates = jobs::candidates(jobs.iter().map(|job| &**job), (self.clock)());
@@ -135,7 +134,7 @@ impl<E: Engine> Maker<E> {
                 continue;
             };
             let key = maker_key(id);
-            let received = lock(&self.bodies).get_mut(id).map(|it| it.lease.take());
+            let received = self.bodies.lock().get_mut(id).map(|it| it.lease.take());
             let lease = match received.flatten() {
                 None => Lease::acquire(&self.engine, &self.mirror, key, &self.id).await?,
                 lease => lease,
@@ -292,7 +291,7 @@ impl<E: Engine> Maker<E> {
     /// Begins a job whose batches or results are lost again, or cancels it.
     async fn begin_again(&self, id: &str) -> Result<()> {
         self.engine.purge(id, true).await?;
-        let received = lock(&self.bodies).get(id).map(|it| it.start.to_string());
+        let received = self.bodies.lock().get(id).map(|it| it.start.to_string());
         let again = |job: &mut JobStatus| {
             let of_source = (!job.push && !job.has_body).then(String::new);
             jobs::begin_again(job, received.clone().or(of_source), (self.clock)());

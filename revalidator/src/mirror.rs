@@ -6,13 +6,14 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use parking_lot::RwLock;
 use prometheus::IntCounter;
 use tokio::{
     sync::watch,
@@ -91,17 +92,9 @@ impl Mirror {
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Copy> {
-        self.copy.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Copy> {
-        self.copy.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the copy has all entries.
     pub fn is_current(&self) -> bool {
-        self.read().is_current == [true; 2]
+        self.copy.read().is_current == [true; 2]
     }
 
     /// Reads the buckets again, because the broker seems to have lost keys.
@@ -116,13 +109,13 @@ impl Mirror {
 
     /// All jobs.
     pub fn jobs(&self) -> Vec<Arc<JobStatus>> {
-        let copy = self.read();
+        let copy = self.copy.read();
         copy.jobs.values().cloned().collect()
     }
 
     /// A job.
     pub fn job(&self, id: &str) -> Option<Arc<JobStatus>> {
-        self.read().jobs.get(id).cloned()
+        self.copy.read().jobs.get(id).cloned()
     }
 
     /// Whether a job exists and is open.
@@ -148,7 +141,7 @@ impl Mirror {
 
     /// The workers that renew their keys.
     pub fn workers(&self) -> Vec<Subscription> {
-        let copy = self.read();
+        let copy = self.copy.read();
         let keys = copy.subscriptions.iter();
         let live = keys.filter(|(key, it)| key.starts_with(WORKER) && it.since.elapsed() < LEASE);
         let parse = |(key, it): (&String, &Observed)| {
@@ -161,7 +154,7 @@ impl Mirror {
 
     /// The state of a lease.
     pub fn lease(&self, key: &str) -> LeaseState {
-        match self.read().subscriptions.get(key) {
+        match self.copy.read().subscriptions.get(key) {
             None => LeaseState::Free,
             Some(it) if it.since.elapsed() >= LEASE => LeaseState::Lost(it.revision),
             Some(_) => LeaseState::Held,
@@ -175,7 +168,7 @@ impl Mirror {
 
     /// Keys whose holders are lost, with their revisions.
     pub fn lost(&self) -> Vec<(String, u64)> {
-        let copy = self.read();
+        let copy = self.copy.read();
         let keys = copy.subscriptions.iter();
         let lost = keys.filter(|(_, it)| it.since.elapsed() >= LEASE);
         lost.map(|(key, it)| (key.clone(), it.revision)).collect()
@@ -183,7 +176,7 @@ impl Mirror {
 
     /// Applies an entry. If an invalid status replaced an open job, returns the last valid status, suspended.
     fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
-        let mut copy = self.write();
+        let mut copy = self.copy.write();
         let key = &entry.key;
         let (is_known, is_free) = match bucket {
             Bucket::Jobs => (copy.jobs.contains_key(key), copy.jobs.len() < JOBS_MAX),
@@ -266,7 +259,7 @@ impl Mirror {
                 entry = watch.entries.next() => entry.transpose()?,
                 _ = reloads.changed() => None,
                 _ = checks.tick() => {
-                    let copy = || self.read();
+                    let copy = || self.copy.read();
                     let known = match bucket {
                         Bucket::Jobs => copy().jobs.len(),
                         _ => copy().subscriptions.len(),
@@ -304,7 +297,7 @@ impl Mirror {
     ) -> Result<()> {
         let mut lost = Vec::new();
         if bucket == Bucket::Jobs {
-            let jobs = &mut self.write().jobs;
+            let jobs = &mut self.copy.write().jobs;
             jobs.retain(|id, job| seen.contains(id) || job.is_open());
             lost.extend(
                 jobs.values()
@@ -312,7 +305,8 @@ impl Mirror {
                     .cloned(),
             );
         } else {
-            self.write()
+            self.copy
+                .write()
                 .subscriptions
                 .retain(|key, _| seen.contains(key));
         }
@@ -321,7 +315,7 @@ impl Mirror {
                 tracing::warn!(job = job.job_id, "restored a job that the broker had lost");
             }
         }
-        self.write().is_current[bucket as usize] = true;
+        self.copy.write().is_current[bucket as usize] = true;
         Ok(())
     }
 }

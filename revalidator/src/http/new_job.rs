@@ -1,6 +1,6 @@
 //! Creation of jobs by clients: for the assets of an application's source, for assets in the body, or as a single check of a few assets.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Result;
 use http::{StatusCode, header, request::Parts};
@@ -19,7 +19,7 @@ use crate::{
     engine::Engine,
     jobs::OPEN_JOBS_MAX,
     lease::Lease,
-    maker::bodies::{self, Body, LARGE_BODIES},
+    maker::bodies::{Body, LARGE_BODIES},
     messages::{
         AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, JobStatus, STATUS_BYTES_MAX,
         ServerState, WORKERS_NEEDED_MAX,
@@ -186,7 +186,7 @@ impl<E: Engine> Api<E> {
             return Err(exists());
         }
         if let (Some(body), Some(bodies)) = (received, &self.bodies) {
-            bodies::lock(bodies).insert(job.job_id.clone(), body);
+            bodies.lock().insert(job.job_id.clone(), body);
         }
         tracing::info!(job = job.job_id, "job created");
         Ok(json(StatusCode::CREATED, &job))
@@ -200,8 +200,7 @@ impl<E: Engine> Api<E> {
         {
             return Err(invalid("use 1 to 100 assets; allowDelete cannot be `all`"));
         }
-        let budget = self.budget.lock();
-        if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
+        if !self.budget.lock().take(count) {
             return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
         }
         let parse = |(index, asset): (usize, &Value)| {

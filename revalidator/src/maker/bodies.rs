@@ -3,11 +3,9 @@
 //! Only this process can send them to workers. It acquires the job's maker lease before it creates the job. Another process becomes the
 //! maker only if this process ends or loses the broker connection. The new maker then cancels the job.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tempfile::TempPath;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -37,8 +35,3 @@ pub struct Body {
 
 /// The assets by job.
 pub type Bodies = Arc<Mutex<HashMap<String, Body>>>;
-
-/// Locks the assets.
-pub fn lock(bodies: &Bodies) -> MutexGuard<'_, HashMap<String, Body>> {
-    bodies.lock().unwrap_or_else(PoisonError::into_inner)
-}

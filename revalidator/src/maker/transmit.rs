@@ -9,7 +9,7 @@ use std::sync::{
 use anyhow::{Context as _, Result, bail};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use super::{Maker, bodies::lock, selection};
+use super::{Maker, selection};
 use crate::{
     apps::App,
     engine::{Engine, OPEN_RESULT_BYTES_MAX, RETRY_PAUSE},
@@ -65,7 +65,7 @@ impl<E: Engine> Maker<E> {
         let mut source = if app.settings.cookies.is_some() {
             Source::Nodes(Matches::new(&self.engine, app, &selection, &job.cursor))
         } else {
-            let path = match lock(&self.bodies).get(&job.job_id) {
+            let path = match self.bodies.lock().get(&job.job_id) {
                 Some(body) => body.file.to_path_buf(),
                 None if job.has_body => bail!("the process that received the assets has ended"),
                 None => app.settings.assets.clone().context("`assets` is unset")?,

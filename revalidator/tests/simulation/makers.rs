@@ -7,7 +7,7 @@ use revalidator::{
     engine::{Bucket, Engine as _},
     jobs,
     lease::Lease,
-    maker::bodies::{Bodies, Body, LARGE_BODIES, lock},
+    maker::bodies::{Bodies, Body, LARGE_BODIES},
     messages::{
         AllowDelete, Asset, AssetResult, JobResult, JobStatus, Outcome, RevalidatorState,
         ServerState,
@@ -300,7 +300,7 @@ async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies) {
         at,
         permit,
     };
-    lock(bodies).insert(id.to_owned(), body);
+    bodies.lock().insert(id.to_owned(), body);
     simulation
         .list_job("one", id, |job| {
             (job.has_body, job.cursor) = (true, "14".to_owned())
@@ -331,7 +331,7 @@ async fn assets_of_a_request_are_transmitted_by_the_process_that_received_them()
         (250, ServerState::Finished)
     );
     sleep(Duration::from_secs(5)).await;
-    assert!(lock(&bodies).is_empty());
+    assert!(bodies.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,7 +346,7 @@ async fn job_whose_assets_are_lost_is_cancelled_without_batches() {
     body_job(&simulation, "a", &bodies).await;
     sleep(Duration::from_secs(120)).await;
     process.abort();
-    lock(&bodies).clear();
+    bodies.lock().clear();
     simulation.maker();
     simulation.worker();
     let ended = simulation.wait_ended("a").await;
