@@ -25,7 +25,7 @@ pub const CONCURRENCY: MetricDef = MetricDef::gauge(
 .by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
     "revalidator_removed_total",
-    "Objects removed because the origin reported them as gone, because they were unused (prune_after), because their requests failed twice (on_failure = \"drop\"), or because their job removes all objects.",
+    "Objects removed because the origin reported them as gone, because they were unused (prune_after), or because their job removes all objects.",
 )
 .by(APP);
 pub const HELD_BACK: MetricDef = MetricDef::counter(

@@ -3,7 +3,7 @@
 //! The file is reloaded when it changes; an invalid version is rejected completely.
 
 mod cookies;
-mod network;
+mod destinations;
 mod settings;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -14,8 +14,8 @@ use toml::{Table, Value};
 
 pub use self::{
     cookies::{Cookies, NullMeans},
-    network::NoAllowedAddress,
-    settings::{AppSettings, OnFailure, Overlap},
+    destinations::NoAllowedAddress,
+    settings::AppSettings,
 };
 use crate::concurrency;
 
@@ -54,7 +54,7 @@ impl App {
             settings.max_body = settings.max_body.min(cookies::BODY_BYTES_MAX);
         }
         let settings = Arc::new(settings);
-        let client = network::client(&settings);
+        let client = destinations::client(&settings);
         errors.extend(client.as_ref().err().cloned());
         match client {
             Ok(client) if errors.is_empty() => Ok(Self {

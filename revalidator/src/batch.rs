@@ -11,7 +11,7 @@ use prometheus::IntCounterVec;
 use tokio::time::timeout;
 
 use crate::{
-    apps::{App, OnFailure},
+    apps::App,
     concurrency::{BatchTimes, Plan},
     jobs::{SUSPENSION_MIN_MS, THROTTLED, is_removal, judge},
     limiter::Limiter,
@@ -36,8 +36,8 @@ const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Checker<O> {
     /// The origins.
     pub origin: O,
-    /// The limiter, if requests are limited.
-    pub limiter: Option<Limiter>,
+    /// The limiter of applications with a limit.
+    pub limiter: Limiter,
     /// Counters of outcomes.
     pub metrics: Metrics,
 }
@@ -141,9 +141,8 @@ impl<O: Origin> Checker<O> {
             let published = matches::publish(cookies, assets, &mut results).await;
             published.map_err(|error| not_stored(&error))?;
         }
-        let drops_failed = app.settings.on_failure == OnFailure::Drop;
         for result in &mut results {
-            let is_removal = is_removal(result.outcome, batch.attempt, allow, drops_failed);
+            let is_removal = is_removal(result.outcome, allow);
             // For matches, `max_removals` limits new notes of missing matches, but not the later removals.
             let (is_limited, is_due) = match cookies {
                 None => (is_removal, is_removal),
@@ -194,9 +193,9 @@ impl<O: Origin> Checker<O> {
         demand: &AtomicU64,
         clock: fn() -> u64,
     ) -> Result<Option<(AssetResult, u16)>, Suspension> {
-        let limit = self.limiter.as_ref().zip(app.settings.limit.as_deref());
+        let (limiter, limit) = (&self.limiter, app.settings.limit.as_deref());
         let is_throttled = || demand.load(Ordering::Relaxed) > 0;
-        if let Some((limiter, counter)) = limit.filter(|_| !is_throttled()) {
+        if let Some(counter) = limit.filter(|_| !is_throttled()) {
             limiter.reserve(counter).await;
         }
         if is_throttled() {
@@ -230,7 +229,7 @@ impl<O: Origin> Checker<O> {
             let time = time.map_or(SUSPENSION_MIN_MS, |it| millis(it.max(THROTTLE_MIN)));
             let time = time.min(millis(app.settings.retry_after_max));
             demand.fetch_max(time, Ordering::Relaxed);
-            if let Some((limiter, counter)) = limit {
+            if let Some(counter) = limit {
                 drop(
                     timeout(
                         FEEDBACK_TIMEOUT,

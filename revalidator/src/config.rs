@@ -1,4 +1,4 @@
-//! Configuration of `revalidator serve`: flags, `REVALIDATOR_…` environment variables and an optional TOML file.
+//! Configuration of the program: flags, `REVALIDATOR_…` environment variables and an optional TOML file.
 //!
 //! All errors are reported together, before a port is opened.
 

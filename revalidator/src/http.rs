@@ -31,7 +31,7 @@ use tokio::{
 
 pub use self::new_job::Budget;
 use crate::{
-    apps::{App, CurrentApps},
+    apps::CurrentApps,
     client::Held,
     engine::Engine,
     jobs::{self, explained, is_throttled},
@@ -129,15 +129,6 @@ impl<E: Engine> Api<E> {
                     .map_err(broker)?;
                 let job = found.ok_or_else(not_found)?;
                 Ok(json(StatusCode::OK, &explained(&job, &self.throttled())))
-            }
-            ["v1", "schedules"] if is_get => {
-                let (apps, now) = ((self.apps)(), unix_micros() / 1000);
-                let next = |app: &Arc<App>| {
-                    let schedule = app.settings.schedule.as_ref()?;
-                    Some(object!({ "app": app.name, "nextAt": schedule.next(now) }))
-                };
-                let schedules: Vec<_> = apps.iter().filter_map(next).collect();
-                Ok(json(StatusCode::OK, &object!({ "schedules": schedules })))
             }
             ["v1", "jobs", id, "results"] if is_get => {
                 self.results(id, head.uri.query().unwrap_or_default()).await

@@ -277,13 +277,8 @@ pub fn removals_max(objects: usize, max_removals: f64) -> usize {
 }
 
 /// Whether the object of a result is to be removed.
-pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_failed: bool) -> bool {
-    let is_allowed = allow != AllowDelete::None;
-    match outcome {
-        Outcome::Gone | Outcome::Removed => is_allowed,
-        Outcome::Failed => is_allowed && drop_failed && attempt > 1,
-        _ => false,
-    }
+pub fn is_removal(outcome: Outcome, allow: AllowDelete) -> bool {
+    allow != AllowDelete::None && matches!(outcome, Outcome::Gone | Outcome::Removed)
 }
 
 /// Whether an asset is retried in a batch of attempt 2 at the end of the job.

@@ -10,15 +10,12 @@
 //!   a [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
 //! - [`apps`] reads the applications file, [`config`] reads the other settings, and [`client`] contains the common code of HTTP
 //!   clients.
-//! - [`http`] is the API, [`problem`] defines its error types, [`cli`] calls it from the command line, and [`metrics`] defines the
-//!   metrics.
+//! - [`http`] is the API, [`problem`] defines its error types, and [`metrics`] defines the metrics.
 //!
-//! Only [`app`] uses all of them.
+//! Only [`program`] uses all of them.
 
-pub mod app;
 pub mod apps;
 pub mod batch;
-pub mod cli;
 pub mod client;
 pub mod concurrency;
 pub mod config;
@@ -37,6 +34,7 @@ pub mod mirror;
 pub mod origin;
 pub mod outcome;
 pub mod problem;
+pub mod program;
 pub mod schedule;
 pub mod servers;
 pub mod source;
@@ -54,26 +52,26 @@ use runtime::{
 };
 
 use self::{
-    app::App,
     config::{Args, Config},
+    program::Program,
 };
 
-/// Runs the server with these arguments, which include the program name but not `serve`.
+/// Runs the server with these arguments, program name first.
 pub fn serve(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::main::<Args>(arguments, run)
 }
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
-    let mut app = App::start(config, &Registry::new())?;
-    let drain_timeout = app.drain_timeout.clone();
-    let metrics = app.services.config_reloads.clone();
+    let mut program = Program::start(config, &Registry::new())?;
+    let drain_timeout = program.drain_timeout.clone();
+    let metrics = program.services.config_reloads.clone();
     let apply = move |config: &Config| {
         drain_timeout.send_replace(config.admin.drain_timeout);
     };
     let result = tokio::select! {
         () = signals.reload_until_drain(metrics, apply) => Ok(()),
-        error = app.failed() => Err(error),
+        error = program.failed() => Err(error),
     };
-    app.drain().await;
+    program.drain().await;
     result
 }

@@ -80,7 +80,7 @@ pub fn outcome(
     let outcome = match response.status {
         304 if has_validators => return (Outcome::Fresh, refreshed(asset, response)),
         304 => Outcome::Failed,
-        status if settings.gone_on.contains(&status) => Outcome::Gone,
+        404 | 410 => Outcome::Gone,
         204..=206 => Outcome::Unexpected,
         200..300 => return content(settings, asset, response, rewrite),
         401 | 403 | 407 => Outcome::Refused,

@@ -41,7 +41,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum wait for the next batch of a job.
 const BATCH_WAIT: Duration = Duration::from_secs(2);
 
-/// Maximum number of jobs with a [`Memory`].
+/// Maximum number of jobs with a [`ResumeState`].
 const REMEMBERED_MAX: usize = 16;
 
 /// Dependencies of a worker.
@@ -66,7 +66,7 @@ pub struct Worker<E, O> {
 }
 
 /// State that a worker keeps to resume a job.
-struct Memory {
+struct ResumeState {
     controller: Controller,
     /// The batch that was interrupted last, by the hash of its message, and its completed checks of up to 1 MiB.
     interrupted: Option<(u128, Progress)>,
@@ -79,7 +79,7 @@ struct Session<'a, E: Engine, O> {
     app: &'a App,
     lease: &'a Lease,
     state: &'a watch::Sender<Subscription>,
-    memory: Memory,
+    resume: ResumeState,
 }
 
 impl<E: Engine, O: Origin> Worker<E, O> {
@@ -121,7 +121,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 
     async fn work(&self, state: &watch::Sender<Subscription>) {
         let mut changes = self.mirror.changes();
-        let (mut last, mut memories) = (None, HashMap::new());
+        let (mut last, mut resume_states) = (None, HashMap::new());
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             let available = self.subscription(None, SubscriptionState::Available);
@@ -138,7 +138,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             };
             let id = &job.job_id;
             tracing::info!(worker = self.id, job = id, "worker claimed a job");
-            let new = || Memory {
+            let new = || ResumeState {
                 controller: Controller::new(app.settings.concurrency),
                 interrupted: None,
             };
@@ -148,13 +148,13 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 app: &app,
                 lease: &lease,
                 state,
-                memory: memories.remove(id).unwrap_or_else(new),
+                resume: resume_states.remove(id).unwrap_or_else(new),
             };
             let processed = session.process().await;
-            if memories.len() == REMEMBERED_MAX {
-                memories.clear();
+            if resume_states.len() == REMEMBERED_MAX {
+                resume_states.clear();
             }
-            memories.insert(id.clone(), session.memory);
+            resume_states.insert(id.clone(), session.resume);
             if let Err(error) = &processed {
                 // The batches of an ended job are deleted while workers wait for them.
                 if self.mirror.is_open(id) {
@@ -302,10 +302,10 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         if app.settings.cookies.is_some() {
             verify(&worker.engine, app, &mut batch.assets).await?;
         }
-        let plan = self.memory.controller.plan(Instant::now());
+        let plan = self.resume.controller.plan(Instant::now());
         state.send_modify(|it| it.concurrency = plan.concurrency);
         // A batch with the same number may have other assets.
-        let interrupted = self.memory.interrupted.take_if(|it| it.0 == hash);
+        let interrupted = self.resume.interrupted.take_if(|it| it.0 == hash);
         let (_, mut progress) = interrupted.unwrap_or_default();
         let checked = tokio::select! {
             biased;
@@ -313,11 +313,11 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             checked = checker.check(app, job, &batch, plan, &mut progress, worker.clock) => Some(checked),
         };
         let Some(Ok((results, times))) = checked else {
-            self.memory.interrupted = Some((hash, progress));
+            self.resume.interrupted = Some((hash, progress));
             if let Some(Err(suspension)) = checked {
                 // A throttled batch lowers the concurrency when it is complete.
                 if suspension.1.is_none() {
-                    self.memory.controller.lower();
+                    self.resume.controller.lower();
                 }
                 self.suspend(suspension).await?;
             }
@@ -327,7 +327,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             let failed = note(&worker.engine, app, &results, (worker.clock)()).await;
             checker.metrics.notes_failed.inc_by(failed);
         }
-        self.memory.controller.finish(times);
+        self.resume.controller.finish(times);
         let average_response = mean(&results).unwrap_or(0);
         state.send_modify(|it| it.average_response = average_response);
         let result = JobResult {

@@ -1,4 +1,4 @@
-//! Tests of `revalidator serve` with real processes and sockets.
+//! Tests of the program with real processes and sockets.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 

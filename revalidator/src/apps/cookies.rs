@@ -145,7 +145,7 @@ mod tests {
                 "duplicate",
             ),
             ("allow_delete = \"all\"", url, "allow_delete"),
-            ("on_failure = \"drop\"", url, "on_failure"),
+            ("prune_after = \"1d\"", url, "prune_after"),
             ("assets = \"x\"", url, "kind `list`"),
             ("", &format!("{url}\ncolour = 1"), "colour"),
             (

@@ -21,32 +21,9 @@ const NAME_BYTES_MAX: usize = 32;
 
 const KIND_ERROR: &str = "kind: `cookies` requires the table `cookies`; `list` does not permit it";
 const LIST_ERROR: &str =
-    "`assets`, `contents`, `normalize`, `prune_after` and `on_failure` are only for kind `list`";
+    "`assets`, `contents`, `normalize` and `prune_after` are only for kind `list`";
 const DELETE_ERROR: &str = "allow_delete: with kind `cookies`, use `none` or `partial`";
 const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
-const GONE_ERROR: &str = "gone_on: use statuses from 400 to 499, except 401, 403, 407, 408 and 429";
-
-/// What happens to an object whose requests failed twice.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnFailure {
-    /// It is kept.
-    #[default]
-    Keep,
-    /// It is removed, if the job may remove objects.
-    Drop,
-}
-
-/// What a schedule does while an earlier job of the application is open.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Overlap {
-    /// It creates no job.
-    #[default]
-    Skip,
-    /// It creates a job that waits.
-    Queue,
-}
 
 /// Settings of an application, as in the applications file.
 #[derive(Debug, Clone, Deserialize)]
@@ -78,12 +55,6 @@ pub struct AppSettings {
     /// Maximum fraction of the objects of a batch that a job removes.
     #[serde(default = "default_max_removals")]
     pub max_removals: f64,
-    /// What happens to an object whose requests failed twice.
-    #[serde(default)]
-    pub on_failure: OnFailure,
-    /// Statuses that mean that an object is gone.
-    #[serde(default = "default_gone_on")]
-    pub gone_on: Vec<u16>,
     /// Patterns of text that is removed from bodies before computing the digest.
     #[serde(default, deserialize_with = "patterns")]
     pub normalize: Vec<Regex>,
@@ -98,11 +69,8 @@ pub struct AppSettings {
     /// Maximum pause that the origin can demand with `Retry-After`.
     #[serde(default = "one_day", deserialize_with = "duration")]
     pub retry_after_max: Duration,
-    /// When jobs are created.
+    /// When jobs are created, unless an earlier job of the application is open.
     pub schedule: Option<Schedule>,
-    /// What the schedule does while an earlier job is open.
-    #[serde(default)]
-    pub overlap: Overlap,
     /// Age of `requestedAt` beyond which an object is removed without a check.
     #[serde(default, deserialize_with = "optional_duration")]
     pub prune_after: Option<Duration>,
@@ -113,10 +81,6 @@ pub struct AppSettings {
 
 fn default_max_removals() -> f64 {
     0.2
-}
-
-fn default_gone_on() -> Vec<u16> {
-    vec![404, 410]
 }
 
 fn default_max_body() -> usize {
@@ -139,8 +103,7 @@ impl AppSettings {
         let is_of_list = self.assets.is_some()
             || self.contents.is_some()
             || !self.normalize.is_empty()
-            || self.prune_after.is_some()
-            || self.on_failure == OnFailure::Drop;
+            || self.prune_after.is_some();
         let can_delete = !has_matches || self.allow_delete < AllowDelete::All;
         let has_bounds = (1..=parallel.max).contains(&parallel.min)
             && parallel.max <= BATCH_ASSETS_MAX
@@ -162,7 +125,6 @@ impl AppSettings {
         check(!self.hosts.is_empty(), "hosts: list at least one host");
         let are_listed = self.http_hosts.iter().all(is_listed);
         check(are_listed, "http_hosts: also list each host in `hosts`");
-        check(self.gone_on.iter().all(is_gone_status), GONE_ERROR);
         let can_fire = self.schedule.is_none() || has_assets;
         check(can_fire, "schedule: requires `assets`");
         let pauses = Duration::from_secs(1)..=one_day();
@@ -182,9 +144,4 @@ impl AppSettings {
 fn is_name(text: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_valid)
-}
-
-/// Whether a status can mean that an object is gone. Other statuses refuse or throttle requests.
-fn is_gone_status(status: &u16) -> bool {
-    (400..500).contains(status) && ![401, 403, 407, 408, 429].contains(status)
 }

@@ -12,17 +12,14 @@ fn minimal_application_has_the_documented_defaults() {
     let apps = Apps::parse("[apps.shop]\nkind = \"list\"\nhosts = [\"shop.example\"]\n").unwrap();
     let app = apps.get("shop").unwrap();
     let it = &app.settings;
-    assert_eq!(
-        (it.allow_delete, it.workers, it.on_failure),
-        (AllowDelete::None, 1, OnFailure::Keep)
-    );
+    assert_eq!((it.allow_delete, it.workers), (AllowDelete::None, 1));
     assert_eq!(
         (it.concurrency.min, it.concurrency.max, it.concurrency.step),
         (6, 20, 2)
     );
     assert_eq!(it.concurrency.first, Duration::from_millis(350));
     assert_eq!(it.concurrency.worse_by, Duration::from_millis(100));
-    assert!((it.max_removals - 0.2).abs() < 1e-9 && it.gone_on == [404, 410]);
+    assert!((it.max_removals - 0.2).abs() < 1e-9);
 }
 
 /// Checks the errors of a file: their settings, in any order.
@@ -47,7 +44,6 @@ fn errors_of_all_applications_are_reported_together() {
         http_hosts = ["x"]
         max_removals = 2.0
         workers = 65
-        gone_on = [500]
         normalize = ["("]
         contents = "ftp://x"
         limit = "/x"
@@ -58,7 +54,7 @@ fn errors_of_all_applications_are_reported_together() {
         kind = "list"
         hosts = []
     "#;
-    let settings = "name http_hosts max_removals workers gone_on normalize contents limit schedule concurrency ca_file";
+    let settings = "name http_hosts max_removals workers normalize contents limit schedule concurrency ca_file";
     let settings = settings.split(' ').map(|it| format!("apps.Shop {it}"));
     let all: Vec<_> = settings.chain(["apps.two hosts".to_owned()]).collect();
     let mut all: Vec<_> = all.iter().map(String::as_str).collect();
@@ -143,28 +139,6 @@ fn invalid_version_of_the_file_is_rejected_completely() {
         .map(|it| it.name.clone())
         .collect();
     assert_eq!((names, reloader.error()), (vec!["two".to_owned()], None));
-}
-
-#[test]
-fn refused_and_throttled_requests_are_not_gone() {
-    for (status, is_valid) in [
-        (400, true),
-        (404, true),
-        (451, true),
-        (499, true),
-        (200, false),
-        (301, false),
-        (401, false),
-        (403, false),
-        (407, false),
-        (408, false),
-        (429, false),
-        (500, false),
-    ] {
-        let text = "[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n";
-        let parsed = Apps::parse(&format!("{text}gone_on = [404, {status}]\n"));
-        assert_eq!(parsed.is_ok(), is_valid, "{status}");
-    }
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Setup {
             app: app(&dir, ""),
             checker: Checker {
                 origin,
-                limiter: None,
+                limiter: Limiter::new("http://127.0.0.1:1".parse().unwrap(), None).unwrap(),
                 metrics: Metrics::register(&Registry::new()).unwrap(),
             },
             dir,

@@ -3,29 +3,25 @@
 use std::{net::SocketAddr, time::Duration};
 
 use clap::Parser;
-use runtime::settings::{
-    BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, size, time,
-};
-
-use crate::values::BODY_BYTES_MAX;
+use runtime::settings::{BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, time};
 
 const EXAMPLES: &str = "\
 Examples:
   Check the applications of a file, with a NATS server on this machine:
     nats-server --jetstream --store_dir nats &
-    revalidator serve --apps examples/revalidator.toml
+    revalidator --apps examples/revalidator.toml
 
   Create a job, and show all jobs:
-    revalidator jobs create '{\"app\": \"shop\", \"allowDelete\": \"partial\"}'
-    revalidator jobs list
+    curl --json '{\"app\": \"shop\", \"allowDelete\": \"partial\"}' http://127.0.0.1:9096/v1/jobs
+    curl http://127.0.0.1:9096/v1/jobs
 
   Write the current settings to a file, and check the file after a change:
-    revalidator serve --apps examples/revalidator.toml --print-config > revalidator.toml
-    revalidator serve --config revalidator.toml --check-config";
+    revalidator --apps examples/revalidator.toml --print-config > revalidator.toml
+    revalidator --config revalidator.toml --check-config";
 
 /// Check cached objects against their origin
 #[derive(Debug, Clone, Parser)]
-#[command(name = "revalidator", bin_name = "revalidator serve", after_long_help = EXAMPLES)]
+#[command(name = "revalidator", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) work: WorkArgs,
@@ -69,16 +65,6 @@ pub struct WorkArgs {
     /// If the maker of one process cannot read the assets file of a job, the maker of another process sends the job's assets.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
-
-    /// Maximum memory for response bodies; when it is used up, requests wait
-    #[arg(
-        long,
-        value_name = "BYTES",
-        default_value = "64MiB",
-        hide_short_help = true,
-        value_parser = size(BODY_BYTES_MAX..=usize::MAX)
-    )]
-    pub body_memory: usize,
 }
 
 /// The outbound limiter.

@@ -12,7 +12,6 @@ use anyhow::Result;
 
 use super::Maker;
 use crate::{
-    apps::Overlap,
     engine::{Bucket, Engine, RESULT_BYTES_MAX},
     jobs::{
         DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, QUIET_MS, correct, is_throttled, overdue,
@@ -173,7 +172,7 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Creates the jobs of schedules: one per firing, however many makers run.
+    /// Creates the jobs of schedules: one per firing, however many makers run, and none while another job of the application is open.
     async fn fire(&self, jobs: &[Arc<JobStatus>], before: u64, now: u64) -> Result<()> {
         for app in (self.apps)().iter() {
             let Some(schedule) = &app.settings.schedule else {
@@ -193,8 +192,7 @@ impl<E: Engine> Maker<E> {
             }
             let is_busy =
                 |job: &Arc<JobStatus>| job.app_name == app.name && !job.push && job.is_open();
-            let skips = app.settings.overlap == Overlap::Skip && jobs.iter().any(is_busy);
-            if let Some(due) = due.filter(|_| !skips) {
+            if let Some(due) = due.filter(|_| !jobs.iter().any(is_busy)) {
                 let job = new_job(app, format!("{}-{due}", app.name), now);
                 if create_job(&self.engine, &job).await? {
                     tracing::info!(app = app.name, "scheduled job created");

@@ -144,22 +144,6 @@ fn not_found_and_gone_are_gone() {
 }
 
 #[test]
-fn configured_statuses_are_gone() {
-    let settings = settings("gone_on = [410]");
-    let of = |status| {
-        outcome(
-            &settings,
-            &stored(),
-            &response(status, Body::Unread),
-            true,
-            false,
-        )
-        .0
-    };
-    assert_eq!((of(410), of(404)), (Outcome::Gone, Outcome::Unexpected));
-}
-
-#[test]
 fn rejected_credentials_are_refused() {
     check([401, 403, 407], Outcome::Refused);
 }

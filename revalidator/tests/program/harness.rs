@@ -196,7 +196,6 @@ impl Cluster {
         let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
         self.started += 1;
         let mut args = vec![
-            "serve".to_owned(),
             format!("--apps={}", self.path("apps.toml").display()),
             format!("--listen={address}"),
             format!("--admin={admin}"),

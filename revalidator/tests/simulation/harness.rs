@@ -16,6 +16,7 @@ use revalidator::{
     apps::{App, Apps, CurrentApps},
     batch::Checker,
     engine::Engine as _,
+    limiter::Limiter,
     maker::{Maker, bodies::Bodies},
     messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
@@ -299,7 +300,7 @@ impl Simulation {
             apps: Arc::clone(&self.apps),
             checker: Checker {
                 origin: origin(id.clone()),
-                limiter: None,
+                limiter: Limiter::new("http://127.0.0.1:1".parse().unwrap(), None).unwrap(),
                 metrics: self.metrics.clone(),
             },
             stop: self.stop.clone(),

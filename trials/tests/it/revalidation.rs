@@ -162,7 +162,6 @@ impl Servers {
         let [program] = tokio::task::spawn_blocking(|| find(["revalidator"])).await??;
         let (api, admin) = (free_address()?.to_string(), free_address()?.to_string());
         let own = [
-            "serve".to_owned(),
             format!("--apps={}", self.dir.path().join("apps.toml").display()),
             format!("--nats={}", self.nats.url()),
             format!("--listen={api}"),

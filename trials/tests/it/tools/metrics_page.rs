@@ -96,7 +96,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let limits = Registry::new();
     let limiter = limiter::serve::app::App::start(limiter(&path)?, limits.clone()).await?;
     let checks = Registry::new();
-    let revalidator = revalidator::app::App::start(revalidator_config()?, &checks)?;
+    let revalidator = revalidator::program::Program::start(revalidator_config()?, &checks)?;
     wait_until(TIMEOUT, "the consumer reads from both", async || {
         let all = registry.descriptions()?;
         let read = all

@@ -1,4 +1,4 @@
-//! Starts, connects and drains the components of `revalidator serve`.
+//! Starts, connects and drains the components of the program.
 //!
 //! Both ports open at startup; [makers](crate::maker) and workers start when the broker is connected. A drain
 //! stops the API and finishes the current batches within the timeout. It releases unfinished batches and all leases.
@@ -49,8 +49,11 @@ use crate::{
 /// Time to release leases after the drain timeout.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// Maximum memory for response bodies; when it is used up, requests wait.
+const BODY_MEMORY: usize = 64 << 20;
+
 /// A running revalidator.
-pub struct App {
+pub struct Program {
     api: listen::Stage,
     shared: Arc<Shared>,
     /// Admin port, and tasks that end last.
@@ -75,7 +78,7 @@ struct Shared {
     abort: CancellationToken,
 }
 
-impl App {
+impl Program {
     /// Opens both ports and starts all tasks.
     ///
     /// # Errors
@@ -105,8 +108,8 @@ impl App {
             apps: current,
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
-                origin: HttpOrigin::new(config.work.body_memory, requests),
-                limiter: Some(limiter),
+                origin: HttpOrigin::new(BODY_MEMORY, requests),
+                limiter,
                 metrics,
             },
             bodies: Bodies::default(),
@@ -262,10 +265,11 @@ impl admin::Pages for Pages {
             ready::drain(shared.draining.is_cancelled()),
             Component::new("nats", nats),
         ];
-        let limiter = shared.checker.limiter.as_ref();
         let has_limit = |apps: &Apps| apps.iter().any(|it| it.settings.limit.is_some());
-        let limiter = limiter.filter(|_| has_limit(&(shared.apps)()));
-        components.extend(limiter.map(|it| Component::new("limiter", it.state())));
+        if has_limit(&(shared.apps)()) {
+            let limiter = shared.checker.limiter.state();
+            components.push(Component::new("limiter", limiter));
+        }
         components
     }
 }
