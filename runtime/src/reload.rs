@@ -30,7 +30,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::{Handle, Registry},
     signals::Signals,
-    unix_micros,
 };
 
 /// How often files are polled.
@@ -38,9 +37,6 @@ pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum size of a file: far larger than any list of certificates, and harmless in memory.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
-
-/// Time before its expiry at which a certificate is reported, in seconds.
-const EXPIRES_SOON_SECONDS: i64 = 7 * 24 * 3600;
 
 /// The byte-order mark that some editors write at the beginning of a UTF-8 file. It is not part of the content.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -227,28 +223,25 @@ impl<S: Source> Reloader<S> {
         apply: impl Fn(Arc<S::Value>) + Send + 'static,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send {
-        let mut expiries = ExpiryLog::default();
-        expiries.update::<S>(&self.current(), &metrics);
+        metrics.set_expiries::<S>(&self.current());
         let reloads = |outcome| metrics.reloads.with_label_values(&[S::NAME, outcome]);
         let (done, failed) = (reloads("done"), reloads("failed"));
-        let check = move |this: &mut Arc<Self>, _| {
-            match this.check() {
-                ReloadEvent::Unchanged => {}
-                ReloadEvent::Replaced(()) => {
-                    apply(this.current());
-                    done.inc();
-                    tracing::info!(kind = S::NAME, "reloaded changed files");
-                }
-                ReloadEvent::Failed(error) => {
-                    failed.inc();
-                    tracing::warn!(
-                        kind = S::NAME,
-                        error,
-                        "failed to reload changed files; keeping the versions already loaded"
-                    );
-                }
+        let check = move |this: &mut Arc<Self>, _| match this.check() {
+            ReloadEvent::Unchanged => {}
+            ReloadEvent::Replaced(()) => {
+                metrics.set_expiries::<S>(&this.current());
+                apply(this.current());
+                done.inc();
+                tracing::info!(kind = S::NAME, "reloaded changed files");
             }
-            expiries.update::<S>(&this.current(), &metrics);
+            ReloadEvent::Failed(error) => {
+                failed.inc();
+                tracing::warn!(
+                    kind = S::NAME,
+                    error,
+                    "failed to reload changed files; keeping the versions already loaded"
+                );
+            }
         };
         let polling = poll(self, Signals::none(), check, stop);
         async {
@@ -364,52 +357,11 @@ impl Metrics {
         }
         Ok(metrics)
     }
-}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Validity {
-    Valid,
-    ExpiresSoon,
-    Expired,
-}
-
-impl Validity {
-    fn at(now: i64, expiry: i64) -> Self {
-        if expiry <= now {
-            Self::Expired
-        } else if expiry - now <= EXPIRES_SOON_SECONDS {
-            Self::ExpiresSoon
-        } else {
-            Self::Valid
+    fn set_expiries<S: Source>(&self, value: &S::Value) {
+        for (kind, expiry) in S::expiries(value) {
+            self.expiry.with_label_values(&[kind]).set(expiry);
         }
-    }
-}
-
-/// The validity last logged for each kind of certificate.
-#[derive(Default)]
-struct ExpiryLog(Vec<(&'static str, Validity)>);
-
-impl ExpiryLog {
-    /// Updates the metric, and logs changes.
-    fn update<S: Source>(&mut self, value: &S::Value, metrics: &Metrics) {
-        let now = i64::try_from(unix_micros() / 1_000_000).unwrap_or(i64::MAX);
-        let found = S::expiries(value).into_iter().map(|(kind, expiry)| {
-            metrics.expiry.with_label_values(&[kind]).set(expiry);
-            let validity = Validity::at(now, expiry);
-            if !self.0.contains(&(kind, validity)) {
-                let days = (expiry - now) / (24 * 3600);
-                match validity {
-                    Validity::Valid => {}
-                    Validity::ExpiresSoon => tracing::warn!(kind, days, "certificate expires soon"),
-                    Validity::Expired => {
-                        tracing::error!(kind, "certificate expired; TLS connections can fail");
-                    }
-                }
-            }
-            (kind, validity)
-        });
-        let found = found.collect();
-        self.0 = found;
     }
 }
 

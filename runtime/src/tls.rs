@@ -2,7 +2,7 @@
 //!
 //! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed, so that none
 //! outlives the certificates that verified it. Resumption would save nothing, because connections stay open for days.
-//! Expired certificates are logged but used: a process that some peers reject is better than one that does not start.
+//! Expired certificates are used, and shown by a metric: a process that some peers reject is better than one that does not start.
 
 pub mod client;
 mod pem;

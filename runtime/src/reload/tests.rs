@@ -120,15 +120,6 @@ fn large_missing_and_special_files_are_errors() {
 }
 
 #[test]
-fn certificate_expires_soon_during_its_last_week() {
-    let at = |expiry| Validity::at(1_000_000_000, 1_000_000_000 + expiry);
-    assert_eq!(at(EXPIRES_SOON_SECONDS + 1), Validity::Valid);
-    assert_eq!(at(EXPIRES_SOON_SECONDS), Validity::ExpiresSoon);
-    assert_eq!(at(1), Validity::ExpiresSoon);
-    assert_eq!(at(0), Validity::Expired);
-}
-
-#[test]
 fn pipe_is_rejected_without_blocking() {
     let path = path("pipe");
     let created = std::process::Command::new("mkfifo").arg(&path).status();
