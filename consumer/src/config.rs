@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 use runtime::{
     connect::credentials::{Security, load_files},
     reload::{NamedFile, Reloader},
-    settings::{self, Common, ConfigErrors, Settings, redacted},
+    settings::{self, CommonArgs, ConfigErrors, Settings, redacted},
     token,
 };
 
@@ -65,7 +65,7 @@ pub struct Config {
     /// Tokens of clients that may read all cookies.
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
     /// Settings of every process.
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 impl Config {
@@ -100,11 +100,11 @@ impl Settings for Args {
             maintenance: self.maintenance,
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
             process: self.process,
-            common: self.common.check(errors),
+            common: self.common,
         }
     }
 
-    fn common(config: &Config) -> &Common {
+    fn common(config: &Config) -> &CommonArgs {
         &config.common
     }
 }

@@ -6,7 +6,7 @@ mod dsps;
 
 use std::ffi::OsString;
 
-use runtime::settings::{self, Common, ConfigErrors, Settings};
+use runtime::settings::{self, CommonArgs, ConfigErrors, Settings};
 
 pub use self::{
     api::{ApiConfig, ApiLimits},
@@ -35,7 +35,7 @@ pub struct Config {
     /// Time limits of the shutdown.
     pub shutdown: Shutdown,
     /// Settings that all programs share.
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 impl Config {
@@ -67,11 +67,11 @@ impl Settings for Args {
             dsps: self.dsps.check(errors),
             api: self.api.check(errors),
             shutdown: self.shutdown,
-            common: self.common.check(errors),
+            common: self.common,
         }
     }
 
-    fn common(config: &Config) -> &Common {
+    fn common(config: &Config) -> &CommonArgs {
         &config.common
     }
 }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use runtime::{
     connect::credentials::load_files,
     reload::{NamedFile, Reloader},
-    settings::{Common, ConfigErrors, Settings},
+    settings::{CommonArgs, ConfigErrors, Settings},
     token,
 };
 use runtime_nats::Servers;
 use url::Url;
 
 pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
-use crate::{apps, client::http_url};
+use crate::apps;
 
 /// The validated configuration.
 #[derive(Debug, Clone)]
@@ -27,8 +27,8 @@ pub struct Config {
     pub work: WorkArgs,
     /// The NATS servers; `None` only if the configuration is invalid.
     pub nats: Option<Servers>,
-    /// URL of the limiter; `None` only if the configuration is invalid.
-    pub limiter: Option<Url>,
+    /// URL of the limiter.
+    pub limiter: Url,
     /// Token for the limiter.
     pub limiter_token: Option<Arc<Reloader<token::File>>>,
     /// API port.
@@ -38,7 +38,7 @@ pub struct Config {
     /// Admin port and shutdown.
     pub admin: AdminArgs,
     /// Settings of every program.
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 impl Settings for Args {
@@ -51,10 +51,6 @@ impl Settings for Args {
             errors.add("--apps: missing: set it to the applications file");
         }
         let nats = Servers::check(errors, "--nats", &work.nats, &self.nats_tls);
-        let limiter = http_url(&self.limiter.limiter);
-        if limiter.is_none() {
-            errors.add("--limiter: use a URL like http://127.0.0.1:9099");
-        }
         let mut token_file = |flag, path: &str| {
             let file = NamedFile::from_flag(flag, path).map(token::File::new);
             file.and_then(|file| load_files(errors, file))
@@ -66,16 +62,16 @@ impl Settings for Args {
             apps: apps.and_then(|file| load_files(errors, file)),
             work,
             nats,
-            limiter,
+            limiter: self.limiter.limiter,
             limiter_token,
             api,
             tokens,
             admin,
-            common: self.common.check(errors),
+            common: self.common,
         }
     }
 
-    fn common(config: &Config) -> &Common {
+    fn common(config: &Config) -> &CommonArgs {
         &config.common
     }
 }

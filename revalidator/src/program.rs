@@ -89,8 +89,7 @@ impl Program {
         let admin = listen::bind(config.admin.admin, "--admin")?;
         let metrics = Metrics::register(registry)?;
         let file = config.apps.context("--apps is not set")?;
-        let url = config.limiter.context("--limiter is not set")?;
-        let limiter = Limiter::new(url, config.limiter_token.clone())?;
+        let limiter = Limiter::new(config.limiter, config.limiter_token.clone())?;
         let requests = config.work.workers * BATCH_ASSETS_MAX;
         let [connections, requests] = open_files::connections(
             // Files of results and contents, and idle connections to origins.

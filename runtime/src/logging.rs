@@ -15,9 +15,6 @@ use self::lines::Lines;
 /// Maximum bytes of a filter from the admin port.
 pub const FILTER_BYTES_MAX: usize = 1024;
 
-/// The conventional environment variable for the log filter of Rust programs.
-pub const FILTER_VARIABLE: &str = "RUST_LOG";
-
 /// The log of this process.
 static LOG: OnceLock<Log> = OnceLock::new();
 
@@ -51,12 +48,6 @@ pub fn flush() {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
-impl Default for Filter {
-    fn default() -> Self {
-        Self("info".to_owned())
-    }
-}
-
 impl fmt::Display for Filter {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
@@ -66,7 +57,7 @@ impl fmt::Display for Filter {
 impl FromStr for Filter {
     type Err = String;
 
-    /// Parses the syntax of `RUST_LOG`. A word without `=` must be a level: a misspelt level would count as a module name
+    /// Parses the syntax of `EnvFilter`. A word without `=` must be a level: a misspelt level would count as a module name
     /// and silence everything else.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
@@ -113,17 +104,6 @@ pub enum Format {
     Text,
     /// One JSON object per line.
     Json,
-}
-
-/// The default filter: the value of [`FILTER_VARIABLE`], or `info`.
-///
-/// # Errors
-/// A message for the operator, if the variable is not a valid filter.
-pub fn default_filter() -> Result<Filter, String> {
-    match std::env::var(FILTER_VARIABLE) {
-        Ok(text) if !text.is_empty() => text.parse(),
-        _ => Ok(Filter::default()),
-    }
 }
 
 /// Starts logging to standard error. Dropping the result flushes the log.
@@ -194,7 +174,7 @@ mod tests {
         use tracing_log::log::{error, info, warn};
         const IS_CHILD: &str = "COOKIESYNC_TEST_LIBRARIES";
         if std::env::var_os(IS_CHILD).is_some() {
-            let _flush = init(&Filter::default(), Format::Text).unwrap();
+            let _flush = init(&"info".parse().unwrap(), Format::Text).unwrap();
             error!(target: "fjall::flush", "Flush error: 28");
             warn!(target: "lsm_tree::tree", "slow");
             info!(target: "fjall::db", "noise");

@@ -27,7 +27,7 @@ use clap::{
 };
 
 pub use self::{
-    common::{Common, CommonArgs},
+    common::CommonArgs,
     config_errors::ConfigErrors,
     effective::{EffectiveSettings, Setting, Source, is_redacted, redacted},
     values::{
@@ -48,7 +48,7 @@ pub trait Settings: Parser + 'static {
     fn check(self, errors: &mut ConfigErrors) -> Self::Config;
 
     /// The settings that every process shares.
-    fn common(config: &Self::Config) -> &Common;
+    fn common(config: &Self::Config) -> &CommonArgs;
 }
 
 /// Group of settings that [change at runtime](ReloadMode::Live).

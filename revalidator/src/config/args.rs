@@ -4,6 +4,9 @@ use std::{net::SocketAddr, time::Duration};
 
 use clap::Parser;
 use runtime::settings::{BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, time};
+use url::Url;
+
+use crate::client::http_url;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -72,12 +75,16 @@ pub struct WorkArgs {
 #[command(next_help_heading = "Outbound limiter")]
 pub(super) struct LimiterArgs {
     /// URL of the limiter that applications with the setting `limit` use
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099")]
-    pub(super) limiter: String,
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099", value_parser = limiter_url)]
+    pub(super) limiter: Url,
 
     /// File that contains the token to send to the limiter
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limiter_token_file: String,
+}
+
+fn limiter_url(text: &str) -> Result<Url, &'static str> {
+    http_url(text).ok_or("use a URL like http://127.0.0.1:9099")
 }
 
 /// API port and authentication.

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{ConfigErrors, RELOADED, info_commands::InfoArgs, optional};
-use crate::logging::{self, Filter, Format};
+use super::{RELOADED, info_commands::InfoArgs};
+use crate::logging::{Filter, Format};
 
 /// The common flags. [`command`](super::command) adds their environment variables, prefixed with the program name.
 #[derive(Debug, Clone, clap::Args)]
@@ -16,17 +16,11 @@ pub struct CommonArgs {
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     config: Option<PathBuf>,
 
-    /// Log level, or levels per module, such as info,consumer=debug [default: RUST_LOG, or info]
+    /// Log level, or levels per module, such as info,consumer=debug
     ///
     /// Levels are error, warn, info, debug (each connection and batch), trace and off.
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "FILTER",
-        default_value = "",
-        value_parser = optional(|text| Ok(text.parse::<Filter>()?))
-    )]
-    log_filter: std::option::Option<Filter>,
+    #[arg(long, group = RELOADED, value_name = "FILTER", default_value = "info")]
+    pub log_filter: Filter,
 
     /// Format of the log on standard error: text or json
     #[arg(
@@ -35,28 +29,8 @@ pub struct CommonArgs {
         default_value = "text",
         hide_possible_values = true
     )]
-    log_format: Format,
+    pub log_format: Format,
 
     #[command(flatten)]
     info: InfoArgs,
-}
-
-/// The validated common settings.
-#[derive(Debug, Clone)]
-pub struct Common {
-    /// Filter of the log.
-    pub log_filter: Filter,
-    /// Format of the log.
-    pub log_format: Format,
-}
-
-impl CommonArgs {
-    /// Validates the settings. Records the errors of `RUST_LOG` if it applies.
-    pub fn check(self, errors: &mut ConfigErrors) -> Common {
-        let default_filter = || errors.check(logging::FILTER_VARIABLE, logging::default_filter());
-        Common {
-            log_filter: self.log_filter.unwrap_or_else(default_filter),
-            log_format: self.log_format,
-        }
-    }
 }

@@ -11,7 +11,7 @@ use std::{fmt, net::SocketAddr};
 /// let log_bytes = errors.ok("--log-bytes", size(1 << 20..=1 << 40)("4GiB"));
 /// assert_eq!(log_bytes, Some(4 << 30));
 ///
-/// errors.check("--subscribers", count(1..=1_000)("0"));
+/// assert_eq!(errors.ok("--subscribers", count(1..=1_000)("0")), None);
 /// errors.add("--tls-key: missing");
 /// let errors = errors.or(log_bytes).unwrap_err().to_string();
 /// assert!(errors.contains("--subscribers: 0 is below the minimum of 1"), "{errors}");
@@ -33,11 +33,6 @@ impl ConfigErrors {
         parsed
             .map_err(|error| self.add(format!("{flag}: {error}")))
             .ok()
-    }
-
-    /// Returns a valid value; otherwise records the error with its flag and returns the default.
-    pub fn check<T: Default, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> T {
-        self.ok(flag, parsed).unwrap_or_default()
     }
 
     /// Records errors of the addresses of a plain-text API port and the admin port.

@@ -30,7 +30,7 @@ pub(super) struct Config {
     pub(super) one: String,
     two: Vec<String>,
     pub(super) three: usize,
-    common: Common,
+    common: CommonArgs,
 }
 
 impl Settings for Args {
@@ -44,11 +44,11 @@ impl Settings for Args {
             one: self.one,
             two: self.two,
             three: self.three,
-            common: self.common.check(errors),
+            common: self.common,
         }
     }
 
-    fn common(config: &Config) -> &Common {
+    fn common(config: &Config) -> &CommonArgs {
         &config.common
     }
 }
@@ -193,14 +193,15 @@ fn every_setting_has_an_environment_variable() {
 
 #[test]
 fn printed_settings_are_a_file_with_equal_values_and_their_sources() {
-    let file = TestFile::new("one = \"quo\\\"ted\"\ntwo = [\"x\", \"y\"]");
+    let file = TestFile::new("one = \"\"\ntwo = [\"x\", \"quo\\\"ted\"]");
     let loaded = file.load(&["--three=4"]).unwrap();
     let printed = loaded.effective.to_string();
     for line in [
-        "two = [\"x\", \"y\"]  # file\n",
+        "two = [\"x\", 'quo\"ted']  # file\n",
         "three = \"4\"  # flag\n",
         "log_format = \"text\"  # default\n",
-        "log_filter = \"\"  # default; unset\n",
+        "log_filter = \"info\"  # default\n",
+        "one = \"\"  # file; unset\n",
     ] {
         assert!(printed.contains(line), "{line} is missing in {printed}");
     }

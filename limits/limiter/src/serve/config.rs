@@ -9,7 +9,7 @@ use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
 use runtime::{
     connect::credentials::load_files,
     reload::{NamedFile, Reloader},
-    settings::{self, Common, ConfigErrors, Settings},
+    settings::{self, CommonArgs, ConfigErrors, Settings},
 };
 
 pub use self::args::{AdminArgs, ApiArgs, Args};
@@ -35,7 +35,7 @@ pub struct Config {
     /// Admin port and shutdown.
     pub admin: AdminArgs,
     /// Settings that all programs have.
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 /// A MongoDB collection. `Debug` prints its name only.
@@ -89,11 +89,11 @@ impl Settings for Args {
             counters_memory: limits.counters_memory,
             api,
             admin,
-            common: self.common.check(errors),
+            common: self.common,
         }
     }
 
-    fn common(config: &Config) -> &Common {
+    fn common(config: &Config) -> &CommonArgs {
         &config.common
     }
 }

@@ -248,7 +248,7 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
         let admin_address = free_address()?.to_string();
         let log = dir.path().join(format!("consumer-{number}.log"));
         let args = [
-            "RUST_LOG=trace",
+            "CONSUMER_LOG_FILTER=trace",
             &consumer,
             "--store",
             &store,
