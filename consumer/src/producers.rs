@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use self::table::{AddressKey, Table};
+use self::table::Table;
 pub use self::{
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
     table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
@@ -61,14 +61,14 @@ impl Default for SharedTable {
 #[derive(Debug)]
 pub struct AddressGuard {
     producers: Producers,
-    key: AddressKey,
+    address: SocketAddr,
 }
 
 /// An open stream of one epoch of a producer, until it is dropped.
 #[derive(Debug)]
 pub struct StreamGuard {
     producers: Producers,
-    key: AddressKey,
+    address: SocketAddr,
     producer: Arc<str>,
     epoch: u64,
     has_advanced: bool,
@@ -82,7 +82,7 @@ impl Producers {
 
     /// Whether the cursors of the store are loaded.
     pub fn is_loaded(&self) -> bool {
-        self.0.table.lock().is_loaded()
+        self.0.table.lock().is_loaded
     }
 
     /// Received positions of all producers, most recently advanced first, up to the maximum of a request.
@@ -92,17 +92,18 @@ impl Producers {
 
     /// Received position of a producer.
     pub fn cursor(&self, producer: &str) -> Option<Cursor> {
-        self.0.table.lock().cursor(producer)
+        self.0.table.lock().get(producer)?.received.clone()
     }
 
     /// Epoch and sequence number up to which a producer's cookies are durable.
     pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
-        self.0.table.lock().durable(producer)
+        self.0.table.lock().get(producer)?.durable
     }
 
     /// Number of open streams of a producer.
     pub fn streams(&self, producer: &str) -> usize {
-        self.0.table.lock().streams(producer)
+        let table = self.0.table.lock();
+        table.get(producer).map_or(0, |it| it.streams)
     }
 
     /// Waits until no stream of this producer is open.
@@ -112,9 +113,10 @@ impl Producers {
 
     /// Registers an address of the setting `origin`.
     pub fn register(&self, address: SocketAddr, origin: &str) -> AddressGuard {
+        self.0.table.lock().register(address, origin);
         AddressGuard {
             producers: self.clone(),
-            key: self.0.table.lock().register(address, origin),
+            address,
         }
     }
 
@@ -158,7 +160,9 @@ impl Producers {
             return;
         }
         let offset = ClockOffset::measured(sent, unix_micros, self.steady_micros());
-        self.0.table.lock().measure(producer, offset);
+        if let Some(producer) = self.0.table.lock().get_mut(producer) {
+            producer.offset = Some(offset);
+        }
         self.0.streams_changed.notify_waiters();
     }
 
@@ -182,12 +186,14 @@ impl Producers {
     /// cookies.
     pub fn limit_clock(&self, producer: &str, accepted_unix_micros: u64) {
         let arrived = ClockOffset::measured(0, accepted_unix_micros, self.steady_micros());
-        self.0.table.lock().limit_offset(producer, arrived.max);
+        if let Some(producer) = self.0.table.lock().get_mut(producer) {
+            producer.limit_offset(arrived.max);
+        }
     }
 
     /// The measured difference of a producer's clock, if known.
     pub fn clock_offset(&self, producer: &str) -> Option<ClockOffset> {
-        self.0.table.lock().offset(producer)
+        self.0.table.lock().get(producer)?.offset
     }
 
     /// The latest time that the clock of this host or any producer may have shown when that of `producer` showed
@@ -218,12 +224,12 @@ impl Producers {
 impl AddressGuard {
     /// The address.
     pub fn address(&self) -> SocketAddr {
-        self.key.address
+        self.address
     }
 
     /// Records why there is no stream.
     pub fn set_error(&self, error: &str) {
-        self.producers.0.table.lock().set_error(self.key, error);
+        self.producers.0.table.lock().set_error(self.address, error);
     }
 
     /// Records an opened stream. The first stream of a new epoch also returns the observed range of the previous epoch, so
@@ -232,11 +238,16 @@ impl AddressGuard {
         let Cursor {
             producer, epoch, ..
         } = start.at;
-        let observed = self.producers.0.table.lock().open_stream(self.key, start);
+        let observed = self
+            .producers
+            .0
+            .table
+            .lock()
+            .open_stream(self.address, start);
         self.producers.0.streams_changed.notify_waiters();
         let stream = StreamGuard {
             producers: self.producers.clone(),
-            key: self.key,
+            address: self.address,
             producer: Arc::clone(producer),
             epoch: *epoch,
             has_advanced: false,
@@ -247,7 +258,7 @@ impl AddressGuard {
 
 impl Drop for AddressGuard {
     fn drop(&mut self) {
-        self.producers.0.table.lock().unregister(self.key);
+        self.producers.0.table.lock().unregister(self.address);
     }
 }
 
@@ -263,13 +274,15 @@ impl StreamGuard {
     /// Records that all cookies that the producer accepted up to `unix_micros` were received.
     pub fn caught_up(&self, unix_micros: u64) -> AdvanceResult {
         let mut table = self.producers.0.table.lock();
-        table.caught_up(&self.producer, self.epoch, unix_micros)
+        let producer = table.producer(&self.producer);
+        producer.caught_up(self.epoch, unix_micros)
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.
     pub fn add_lost(&self, cookies: u64) -> u64 {
         let mut table = self.producers.0.table.lock();
-        table.add_lost(&self.producer, self.epoch, cookies)
+        let producer = table.producer(&self.producer);
+        producer.add_lost(self.epoch, cookies)
     }
 
     /// Waits until another stream of the same producer is open.
@@ -287,7 +300,7 @@ impl Drop for StreamGuard {
             .0
             .table
             .lock()
-            .close_stream(self.key, &self.producer);
+            .close_stream(self.address, &self.producer);
         self.producers.0.streams_changed.notify_waiters();
     }
 }

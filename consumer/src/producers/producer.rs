@@ -7,18 +7,18 @@ use crate::{batch::Cursor, clock_offset::ClockOffset};
 #[derive(Debug, Default)]
 pub(super) struct Producer {
     /// Position up to which cookies were received or declared lost; initially the cursor of the store.
-    received: Option<Cursor>,
+    pub(super) received: Option<Cursor>,
     /// The change number of the table at its last advance.
-    advanced_at: u64,
+    pub(super) advanced_at: u64,
     /// Durable epoch and sequence number.
-    durable: Option<(u64, u64)>,
+    pub(super) durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
     /// The difference of its clock, if measured since the start of this process.
-    offset: Option<ClockOffset>,
+    pub(super) offset: Option<ClockOffset>,
     /// Completeness in the current epoch.
     completeness: Completeness,
     /// Number of open streams.
-    streams: usize,
+    pub(super) streams: usize,
     /// The part of the current epoch that this process observed.
     observed: Option<ObservedRange>,
     /// Whether two producers with this id have open streams.
@@ -86,31 +86,9 @@ impl ObservedRange {
 }
 
 impl Producer {
-    pub(super) fn received(&self) -> Option<&Cursor> {
-        self.received.as_ref()
-    }
-
-    pub(super) fn advanced_at(&self) -> u64 {
-        self.advanced_at
-    }
-
-    pub(super) fn streams(&self) -> usize {
-        self.streams
-    }
-
     /// Whether the producer must be kept while no address reads from it.
     pub(super) fn is_known(&self) -> bool {
         self.received.is_some() || self.durable.is_some() || self.streams > 0
-    }
-
-    /// Whether the store has its cursor.
-    pub(super) fn is_durable(&self) -> bool {
-        self.durable.is_some()
-    }
-
-    /// Epoch and sequence number up to which cookies are durable.
-    pub(super) fn durable(&self) -> Option<(u64, u64)> {
-        self.durable
     }
 
     /// Sets the cursor of the store.
@@ -179,10 +157,12 @@ impl Producer {
         self.has_duplicate &= self.streams > 1;
     }
 
-    /// Advances a stream to `cursor`, with this change number. `had_advanced` is true if the stream has advanced before.
+    /// Advances a stream to `cursor`, with this change number. `accepted` is the time of a chunk; `had_advanced` is true if the
+    /// stream has advanced before.
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
+        accepted: Option<u64>,
         change: u64,
         had_advanced: bool,
     ) -> AdvanceResult {
@@ -199,26 +179,13 @@ impl Producer {
             self.completeness = Completeness::default();
         }
         received.advance(cursor);
+        self.completeness.receive(accepted.unwrap_or_default());
         advanced
-    }
-
-    /// Records that all cookies accepted in the current epoch up to a time were received.
-    pub(super) fn receive(&mut self, unix_micros: u64) {
-        self.completeness.receive(unix_micros);
     }
 
     /// Records that this host's clock is ahead of the producer's by at most `max`.
     pub(super) fn limit_offset(&mut self, max: i64) {
         self.offset = self.offset.map(|known| known.after_arrival(max));
-    }
-
-    pub(super) fn offset(&self) -> Option<ClockOffset> {
-        self.offset
-    }
-
-    /// Records a measured difference of its clock.
-    pub(super) fn measure(&mut self, newer: ClockOffset) {
-        self.offset = Some(newer);
     }
 
     /// Adds lost cookies of an epoch; returns the total of the epoch.

@@ -9,10 +9,7 @@ use std::{
 use proto::limits::CURSORS_MAX;
 
 use super::producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus};
-use crate::{
-    batch::Cursor,
-    clock_offset::{CLOCK_AHEAD_MICROS_MAX, ClockOffset},
-};
+use crate::{batch::Cursor, clock_offset::CLOCK_AHEAD_MICROS_MAX};
 
 /// Maximum number of producers in a snapshot. Producers with an address are always included.
 pub const PRODUCER_SERIES_MAX: usize = 256;
@@ -22,16 +19,15 @@ pub const PRODUCER_SERIES_MAX: usize = 256;
 pub(super) struct Table {
     producers: BTreeMap<Arc<str>, Producer>,
     addresses: BTreeMap<SocketAddr, Address>,
-    is_loaded: bool,
-    /// Number of registrations and advances, to order them.
+    /// Whether the cursors of the store are loaded.
+    pub(super) is_loaded: bool,
+    /// Number of advances, to order them.
     changes: u64,
 }
 
 /// A registered address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Change number of its registration.
-    registration: u64,
     /// The setting that resolves to it.
     pub origin: Arc<str>,
     /// The id of the last producer that responded here.
@@ -51,13 +47,6 @@ pub struct Snapshot {
     pub addresses: BTreeMap<SocketAddr, Address>,
     /// All producers with an address, and others with a durable cursor, by id, up to [`PRODUCER_SERIES_MAX`].
     pub producers: BTreeMap<Arc<str>, ProducerStatus>,
-}
-
-/// A registration of an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AddressKey {
-    pub(super) address: SocketAddr,
-    registration: u64,
 }
 
 /// Start of a stream.
@@ -80,10 +69,6 @@ impl Table {
         }
     }
 
-    pub(super) fn is_loaded(&self) -> bool {
-        self.is_loaded
-    }
-
     /// Records that these cursors are durable.
     pub(super) fn record_commit(&mut self, cursors: &[Cursor]) {
         for cursor in cursors {
@@ -91,11 +76,9 @@ impl Table {
         }
     }
 
-    /// Registers an address. Replaces an earlier registration.
-    pub(super) fn register(&mut self, address: SocketAddr, origin: &str) -> AddressKey {
-        let registration = self.next_change();
+    /// Registers an address.
+    pub(super) fn register(&mut self, address: SocketAddr, origin: &str) {
         let new = Address {
-            registration,
             origin: origin.into(),
             producer: None,
             is_connected: false,
@@ -103,23 +86,17 @@ impl Table {
             unconfirmed: None,
         };
         self.addresses.insert(address, new);
-        AddressKey {
-            address,
-            registration,
-        }
     }
 
-    /// Removes a registration.
-    pub(super) fn unregister(&mut self, key: AddressKey) {
-        if self.address(key).is_some() {
-            self.addresses.remove(&key.address);
-        }
+    /// Removes an address.
+    pub(super) fn unregister(&mut self, address: SocketAddr) {
+        self.addresses.remove(&address);
         self.remove_unused();
     }
 
     /// Records why an address has no stream.
-    pub(super) fn set_error(&mut self, key: AddressKey, error: &str) {
-        if let Some(address) = self.address(key) {
+    pub(super) fn set_error(&mut self, address: SocketAddr, error: &str) {
+        if let Some(address) = self.addresses.get_mut(&address) {
             address.error = Some(error.into());
         }
     }
@@ -137,11 +114,11 @@ impl Table {
     /// Opens a stream. Returns the observed range of the previous epoch if the caller must report it.
     pub(super) fn open_stream(
         &mut self,
-        key: AddressKey,
+        address: SocketAddr,
         start: StreamStart<'_>,
     ) -> Option<ObservedRange> {
         let id = &start.at.producer;
-        if let Some(address) = self.address(key) {
+        if let Some(address) = self.addresses.get_mut(&address) {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
             address.error = None;
@@ -154,8 +131,8 @@ impl Table {
     }
 
     /// Closes a stream.
-    pub(super) fn close_stream(&mut self, key: AddressKey, id: &str) {
-        if let Some(address) = self.address(key) {
+    pub(super) fn close_stream(&mut self, address: SocketAddr, id: &str) {
+        if let Some(address) = self.addresses.get_mut(&address) {
             address.is_connected = false;
             address.unconfirmed = None;
         }
@@ -173,23 +150,10 @@ impl Table {
         accepted: Option<u64>,
         had_advanced: bool,
     ) -> AdvanceResult {
-        let change = self.next_change();
+        self.changes += 1;
+        let change = self.changes;
         let producer = self.producer(&cursor.producer);
-        let advanced = producer.advance(cursor, change, had_advanced);
-        if let Some(accepted) = accepted {
-            producer.receive(accepted);
-        }
-        advanced
-    }
-
-    /// Records that all cookies accepted up to this time were received.
-    pub(super) fn caught_up(
-        &mut self,
-        id: &Arc<str>,
-        epoch: u64,
-        unix_micros: u64,
-    ) -> AdvanceResult {
-        self.producer(id).caught_up(epoch, unix_micros)
+        producer.advance(cursor, accepted, change, had_advanced)
     }
 
     /// Time up to which all accepted cookies are durable; `None` if unknown.
@@ -203,49 +167,24 @@ impl Table {
         times.min().flatten()
     }
 
-    /// Records a measured difference of a producer's clock.
-    pub(super) fn measure(&mut self, id: &str, offset: ClockOffset) {
-        if let Some(producer) = self.producers.get_mut(id) {
-            producer.measure(offset);
-        }
-    }
-
-    /// Records that this host's clock is ahead of a producer's by at most `max`.
-    pub(super) fn limit_offset(&mut self, id: &str, max: i64) {
-        if let Some(producer) = self.producers.get_mut(id) {
-            producer.limit_offset(max);
-        }
-    }
-
     /// Whether the clocks of all producers are measured.
     pub(super) fn are_measured(&self) -> bool {
-        let mut offsets = self.producers.values().map(Producer::offset);
-        offsets.all(|offset| offset.is_some())
-    }
-
-    /// The measured difference of a producer's clock.
-    pub(super) fn offset(&self, id: &str) -> Option<ClockOffset> {
-        self.producers.get(id)?.offset()
+        self.producers.values().all(|it| it.offset.is_some())
     }
 
     /// The latest time that the clock of this host or any producer may have shown when this producer's clock showed
     /// `unix_micros`. A producer without a measured difference has sent nothing since `started`, by this host's clock.
     pub(super) fn latest_anywhere(&self, id: &str, unix_micros: u64, started: u64) -> u64 {
-        let Some(own) = self.offset(id) else {
+        let Some(own) = self.get(id).and_then(|it| it.offset) else {
             return unix_micros;
         };
         let here = unix_micros.saturating_add_signed(own.max);
         let others = self.producers.iter().filter(|(other, _)| ***other != *id);
-        let latest = others.map(|(_, other)| match other.offset() {
+        let latest = others.map(|(_, other)| match other.offset {
             Some(other) => here.saturating_add_signed(other.min.saturating_neg()),
             None => here.min(started).saturating_add(CLOCK_AHEAD_MICROS_MAX),
         });
         latest.fold(unix_micros.max(here), u64::max)
-    }
-
-    /// Adds lost cookies of an epoch; returns the total of the epoch.
-    pub(super) fn add_lost(&mut self, id: &Arc<str>, epoch: u64, cookies: u64) -> u64 {
-        self.producer(id).add_lost(epoch, cookies)
     }
 
     /// Removes the durable position of a producer. Returns its received position if that was also removed.
@@ -259,24 +198,12 @@ impl Table {
     pub(super) fn cursors(&self) -> Vec<Cursor> {
         let known = self.producers.values();
         let mut known: Vec<_> = known
-            .filter_map(|producer| Some((producer.advanced_at(), producer.received()?)))
+            .filter_map(|producer| Some((producer.advanced_at, producer.received.as_ref()?)))
             .collect();
         known.sort_by_key(|(advanced_at, _)| std::cmp::Reverse(*advanced_at));
         known.truncate(CURSORS_MAX);
         let cursors = known.into_iter().map(|(_, cursor)| cursor.clone());
         cursors.collect()
-    }
-
-    pub(super) fn cursor(&self, id: &str) -> Option<Cursor> {
-        self.producers.get(id)?.received().cloned()
-    }
-
-    pub(super) fn durable(&self, id: &str) -> Option<(u64, u64)> {
-        self.producers.get(id)?.durable()
-    }
-
-    pub(super) fn streams(&self, id: &str) -> usize {
-        self.producers.get(id).map_or(0, Producer::streams)
     }
 
     pub(super) fn connected_and_total(&self) -> (usize, usize) {
@@ -289,7 +216,7 @@ impl Table {
     pub(super) fn snapshot(&self, set_ahead: i64) -> Snapshot {
         let with_address = self.with_address();
         let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
-            producer.is_durable() && !with_address.contains(&***id)
+            producer.durable.is_some() && !with_address.contains(&***id)
         };
         let others = self.producers.iter().filter(is_other);
         let others = others.take(PRODUCER_SERIES_MAX.saturating_sub(with_address.len()));
@@ -322,18 +249,17 @@ impl Table {
         self.producers.retain(is_kept);
     }
 
-    fn address(&mut self, key: AddressKey) -> Option<&mut Address> {
-        let address = self.addresses.get_mut(&key.address);
-        address.filter(|address| address.registration == key.registration)
+    pub(super) fn get(&self, id: &str) -> Option<&Producer> {
+        self.producers.get(id)
     }
 
-    fn producer(&mut self, id: &Arc<str>) -> &mut Producer {
+    pub(super) fn get_mut(&mut self, id: &str) -> Option<&mut Producer> {
+        self.producers.get_mut(id)
+    }
+
+    /// The producer, which is added if it is unknown.
+    pub(super) fn producer(&mut self, id: &Arc<str>) -> &mut Producer {
         self.producers.entry(Arc::clone(id)).or_default()
-    }
-
-    fn next_change(&mut self) -> u64 {
-        self.changes += 1;
-        self.changes
     }
 }
 

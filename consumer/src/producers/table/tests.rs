@@ -1,6 +1,7 @@
 //! Tests of the transitions of the table.
 
 use super::*;
+use crate::clock_offset::ClockOffset;
 
 const HERE: &str = "http://here";
 
@@ -26,22 +27,23 @@ impl Setup {
         Self { table, ports: 0 }
     }
 
-    fn register(&mut self, origin: &str) -> AddressKey {
+    fn register(&mut self, origin: &str) -> SocketAddr {
         self.ports += 1;
         let address = SocketAddr::from(([127, 0, 0, 1], self.ports));
-        self.table.register(address, origin)
+        self.table.register(address, origin);
+        address
     }
 
     /// Opens a stream at a new address.
-    fn open(&mut self, origin: &str, at: &Cursor) -> AddressKey {
-        let key = self.register(origin);
-        self.open_at(key, at, None);
-        key
+    fn open(&mut self, origin: &str, at: &Cursor) -> SocketAddr {
+        let address = self.register(origin);
+        self.open_at(address, at, None);
+        address
     }
 
     fn open_at(
         &mut self,
-        key: AddressKey,
+        address: SocketAddr,
         at: &Cursor,
         previous: Option<&Cursor>,
     ) -> Option<ObservedRange> {
@@ -50,15 +52,15 @@ impl Setup {
             newest: at.sequence,
             previous,
         };
-        self.table.open_stream(key, start)
+        self.table.open_stream(address, start)
     }
 
     fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> AdvanceResult {
         self.table.advance(cursor, None, had_advanced)
     }
 
-    fn close(&mut self, key: AddressKey, id: &str) {
-        self.table.close_stream(key, id);
+    fn close(&mut self, address: SocketAddr, id: &str) {
+        self.table.close_stream(address, id);
     }
 
     fn status(&self, id: &str) -> Option<ProducerStatus> {
@@ -109,7 +111,7 @@ fn producers_that_share_an_id_are_detected_without_cookies() {
         it.advance(&cursor("p", epoch, 0), false)
     };
     assert_eq!([1, 2].map(&mut opened), [AdvanceResult::Normal; 2]);
-    let mut heartbeat = |epoch| it.table.caught_up(&"p".into(), epoch, 9);
+    let mut heartbeat = |epoch| it.table.producer(&"p".into()).caught_up(epoch, 9);
     assert_eq!(heartbeat(2), AdvanceResult::Normal);
     let found = AdvanceResult::DuplicateId { is_first: true };
     assert_eq!(heartbeat(1), found);
@@ -119,11 +121,11 @@ fn producers_that_share_an_id_are_detected_without_cookies() {
 fn producer_is_removed_unless_a_stream_is_open() {
     let stored = cursor("p", 1, 5);
     let mut it = Setup::new(vec![stored.clone()]);
-    let key = it.open(HERE, &stored);
+    let address = it.open(HERE, &stored);
     assert_eq!(it.table.forget("p"), None);
     assert_eq!(it.table.cursors(), std::slice::from_ref(&stored));
     assert_eq!(it.status("p").unwrap().durable, None);
-    it.close(key, "p");
+    it.close(address, "p");
     assert_eq!(it.table.forget("p"), Some(stored));
     assert!(it.table.cursors().is_empty());
     assert_eq!(it.table.forget("p"), None);
@@ -137,8 +139,8 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     assert_eq!(it.open_at(one, &stored, None), None);
     assert_eq!(it.open_at(other, &stored, None), None);
     let id: Arc<str> = "p".into();
-    assert_eq!(it.table.add_lost(&id, 1, 10), 10);
-    assert_eq!(it.table.add_lost(&id, 1, 5), 15);
+    assert_eq!(it.table.producer(&id).add_lost(1, 10), 10);
+    assert_eq!(it.table.producer(&id).add_lost(1, 5), 15);
     let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
     let expected = ObservedRange {
         epoch: 1,
@@ -148,8 +150,16 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     assert_eq!(it.open_at(one, &at, Some(&before)), Some(expected));
     let sibling = it.open_at(other, &at, Some(&before));
     assert_eq!(sibling, None, "the sibling reports it");
-    assert_eq!(it.table.add_lost(&id, 2, 1), 1, "counted per epoch");
-    assert_eq!(it.table.add_lost(&id, 1, 100), 100, "that epoch has ended");
+    assert_eq!(
+        it.table.producer(&id).add_lost(2, 1),
+        1,
+        "counted per epoch"
+    );
+    assert_eq!(
+        it.table.producer(&id).add_lost(1, 100),
+        100,
+        "that epoch has ended"
+    );
     let (before, at) = (cursor("p", 2, 30), cursor("p", 3, 0));
     let observed = it.open_at(one, &at, Some(&before));
     assert_eq!(observed.map(|it| it.lost_in_gaps), Some(1));
@@ -159,21 +169,21 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
 fn epoch_observed_by_an_earlier_process_has_an_empty_range() {
     let stored = cursor("p", 1, 5);
     let mut it = Setup::new(vec![stored.clone()]);
-    let key = it.register(HERE);
-    let observed = it.open_at(key, &cursor("p", 2, 0), Some(&stored));
+    let address = it.register(HERE);
+    let observed = it.open_at(address, &cursor("p", 2, 0), Some(&stored));
     assert_eq!(observed, Some(ObservedRange::after(&stored)));
 }
 
 #[test]
 fn lag_is_the_number_of_known_cookies_that_are_not_durable() {
     let mut it = Setup::new(Vec::new());
-    let (key, at) = (it.register(HERE), cursor("p", 1, 100));
+    let (address, at) = (it.register(HERE), cursor("p", 1, 100));
     let start = StreamStart {
         at: &at,
         newest: 500,
         previous: None,
     };
-    it.table.open_stream(key, start);
+    it.table.open_stream(address, start);
     assert_eq!(it.lag(), Some(400));
     it.table.record_commit(&[cursor("p", 1, 300)]);
     assert_eq!(it.lag(), Some(200));
@@ -222,44 +232,30 @@ fn producer_is_kept_while_it_has_an_address_or_a_cursor() {
 #[test]
 fn address_keeps_the_producer_of_its_last_stream() {
     let mut it = Setup::new(Vec::new());
-    let key = it.register(HERE);
-    it.table.set_error(key, "Connection refused");
-    let address = |it: &Setup| it.table.snapshot(0).addresses[&key.address].clone();
-    assert_eq!(address(&it).error.as_deref(), Some("Connection refused"));
+    let address = it.register(HERE);
+    it.table.set_error(address, "Connection refused");
+    let address_of = |it: &Setup| it.table.snapshot(0).addresses[&address].clone();
+    assert_eq!(address_of(&it).error.as_deref(), Some("Connection refused"));
     let at = cursor("p", 7, 41);
-    it.open_at(key, &at, None);
+    it.open_at(address, &at, None);
     assert_eq!(it.table.connected_and_total(), (1, 1));
     let offset = ClockOffset {
         min: 11_000,
         max: 12_000,
     };
-    it.table.measure("p", offset);
+    it.table.get_mut("p").unwrap().offset = Some(offset);
     it.advance(&cursor("p", 7, 50), false);
     it.advance(&cursor("p", 7, 60), true);
-    it.close(key, "p");
+    it.close(address, "p");
     let expected = Address {
-        registration: key.registration,
         origin: HERE.into(),
         producer: Some("p".into()),
         is_connected: false,
         error: None,
         unconfirmed: None,
     };
-    assert_eq!(address(&it), expected);
+    assert_eq!(address_of(&it), expected);
     assert_eq!(it.table.connected_and_total(), (0, 1));
     let status = it.status("p").unwrap();
     assert_eq!(status.skew_micros, Some(12_000));
-}
-
-#[test]
-fn end_of_an_old_registration_does_not_remove_the_new_one() {
-    let mut it = Setup::new(Vec::new());
-    let old = it.open(HERE, &cursor("p", 1, 0));
-    let new = it.table.register(old.address, "http://again");
-    it.close(old, "p");
-    it.table.unregister(old);
-    assert_eq!(it.table.connected_and_total(), (0, 1));
-    assert_eq!(it.table.streams("p"), 0);
-    it.table.unregister(new);
-    assert_eq!(it.table.connected_and_total(), (0, 0));
 }
