@@ -49,7 +49,7 @@ pub struct App {
     admin_address: SocketAddr,
     runtime_config: RuntimeConfig,
     /// Tasks on the data path. All others are `services`.
-    pipeline: TaskTracker,
+    data_path: TaskTracker,
     /// Admin port, and tasks that end last.
     pub services: Services,
     stop_reading: CancellationToken,
@@ -112,7 +112,7 @@ impl App {
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             runtime_config: RuntimeConfig::new(&config),
-            pipeline: TaskTracker::new(),
+            data_path: TaskTracker::new(),
             services,
             stop_reading,
             fast_drain: CancellationToken::new(),
@@ -143,9 +143,9 @@ impl App {
         config.security.watch(&app.services);
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
-        let running = app.run_pipeline(config, network, metrics, health);
+        let running = app.run_data_path(config, network, metrics, health);
         let monitor = app.monitor.clone();
-        app.pipeline.spawn(monitor.run("writer", running));
+        app.data_path.spawn(monitor.run("writer", running));
         Ok(app)
     }
 
@@ -165,7 +165,7 @@ impl App {
     }
 
     /// Runs the data path, from loading the cursors to committing the last batch.
-    fn run_pipeline(
+    fn run_data_path(
         &self,
         config: Config,
         network: Arc<dyn Network>,
@@ -178,7 +178,7 @@ impl App {
             retrier: self.services.stage.stop.clone(),
         };
         let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
-        let (tracker, stop_reading) = (self.pipeline.clone(), self.stop_reading.clone());
+        let (tracker, stop_reading) = (self.data_path.clone(), self.stop_reading.clone());
         let services = self.services.stage.tasks.clone();
         let stop_services = self.services.stage.stop.clone();
         let monitor = self.monitor.clone();

@@ -92,7 +92,7 @@ const ROWS: &[Row] = &[
     (consumer::SUPERSEDED, &[(&[], |it| it.superseded)]),
     (consumer::SUPPRESSED, &[(&[], |it| it.suppressed)]),
     (consumer::STALE, &[(&[], |it| it.stale)]),
-    (consumer::DELETIONS_APPLIED, &[(&[], |it| it.deletions)]),
+    (consumer::DELETIONS, &[(&[], |it| it.deletions)]),
     (
         consumer::DELETED_ON_ARRIVAL,
         &[(&[], |it| it.deleted_on_arrival)],

@@ -26,7 +26,7 @@ pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
     "Cookies not written because the store contains a newer cookie of the same user and DSP.",
 );
-pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
+pub const DELETIONS: MetricDef = MetricDef::counter(
     "consumer_deletions_total",
     "Deletions received and made durable.",
 );

@@ -60,7 +60,7 @@ pub const LEDGER: Equation = Equation {
         Term::of(consumer::SUPERSEDED),
         Term::of(consumer::SUPPRESSED),
         Term::of(consumer::STALE),
-        Term::of(consumer::DELETIONS_APPLIED),
+        Term::of(consumer::DELETIONS),
         Term::of(consumer::DELETED_ON_ARRIVAL),
         Term::of(consumer::FAILED),
         Term::of(consumer::DRAIN_SKIPPED),

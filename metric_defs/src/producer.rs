@@ -297,7 +297,7 @@ pub const API_ROWS: MetricDef = MetricDef::counter(
     "Rows of bulk requests, by outcome: `accepted`, `dropped` by the DSP's limit, or a reason for rejection (all other outcomes).",
 )
 .by(&["outcome"]);
-pub const DELETIONS: MetricDef = MetricDef::counter(
+pub const DELETIONS_APPENDED: MetricDef = MetricDef::counter(
     "producer_deletions_total",
     "Deletions appended to the log, by scope: all cookies of a user (user), a user's cookie of one DSP (pair), or all cookies of a DSP (dsp). Deletions by bulk requests (bulk) and on the opt-out page (optout) are counted separately.",
 )

@@ -185,7 +185,7 @@ impl App {
             dsps: edge.dsps.clone(),
             times_to_live,
         };
-        let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
+        let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS_APPENDED)?;
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
             deletions.with_label_values(&[scope]);
         }

@@ -13,14 +13,14 @@ use super::App;
 /// Maximum time that a drain waits for a store that is down.
 const STORE_DOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time reserved after the end of the pipeline: half for stopping the admin port and maintenance, half for closing the
+/// Time reserved after the end of the data path: half for stopping the admin port and maintenance, half for closing the
 /// store.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl App {
     /// Stops reading, writes the received cookies, commits their cursors and stops, all within the drain timeout.
     ///
-    /// The pipeline gets the drain timeout minus two seconds, but at least half of the timeout. After half of its time it
+    /// The data path gets the drain timeout minus two seconds, but at least half of the timeout. After half of its time it
     /// skips the rest of the buffer. It waits up to two seconds for a store that is down.
     ///
     /// A batch that could not be stored is not an error: after the next start the consumer resumes from the cursors in the
@@ -32,15 +32,15 @@ impl App {
         let began = Instant::now();
         let drain_timeout = *self.runtime_config.drain_timeout.borrow();
         let closing_time = CLOSING_TIMEOUT.min(drain_timeout / 2);
-        let pipeline_time = drain_timeout - closing_time;
+        let writing_time = drain_timeout - closing_time;
         self.stop_reading.cancel();
-        self.pipeline.close();
+        self.data_path.close();
         let writing = async {
-            let half = began + pipeline_time / 2;
-            if timeout_at(half, self.pipeline.wait()).await.is_err() {
+            let half = began + writing_time / 2;
+            if timeout_at(half, self.data_path.wait()).await.is_err() {
                 self.fast_drain.cancel();
             }
-            timeout_at(began + pipeline_time, self.pipeline.wait()).await
+            timeout_at(began + writing_time, self.data_path.wait()).await
         };
         let written = tokio::select! {
             biased;
@@ -88,10 +88,10 @@ impl App {
         self.fast_drain.cancel();
         self.stop_writing.cancel();
         self.services.stage.stop.cancel();
-        self.pipeline.close();
+        self.data_path.close();
         self.services.stage.tasks.close();
         let all = async {
-            self.pipeline.wait().await;
+            self.data_path.wait().await;
             self.services.stage.tasks.wait().await;
         };
         if timeout(closing_time / 2, all).await.is_err() {
@@ -148,7 +148,7 @@ mod tests {
             let max = config.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
             // Tasks that never end.
-            app.pipeline.spawn(pending::<()>());
+            app.data_path.spawn(pending::<()>());
             app.services.stage.tasks.spawn(pending::<()>());
             let began = Instant::now();
             app.drain().await.unwrap();

@@ -1,4 +1,4 @@
-//! Ends the process when a stage of the pipeline panics or ends before the drain.
+//! Ends the process when a stage panics or ends before the drain.
 //!
 //! A supervisor restarts a process that exits, but not one that runs without working.
 

@@ -57,7 +57,7 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
         dsps: Dsps::register(&registry, None, Arc::default()).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
-        deletions: registry.add(producer::DELETIONS).unwrap(),
+        deletions: registry.add(producer::DELETIONS_APPENDED).unwrap(),
         limits: ApiLimits {
             deletion_confirmations: 0,
             api_requests_per_second: 1_000,

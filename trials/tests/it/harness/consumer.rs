@@ -32,7 +32,7 @@ pub(crate) fn settled(metrics: &Samples) -> u64 {
         names::WRITTEN,
         names::SUPERSEDED,
         names::STALE,
-        names::DELETIONS_APPLIED,
+        names::DELETIONS,
         names::DELETED_ON_ARRIVAL,
         names::SUPPRESSED,
         names::FAILED,
