@@ -6,7 +6,6 @@ mod deletions;
 mod health;
 mod maintenance;
 mod producers;
-mod retry_queue;
 mod sink;
 mod subscription;
 
@@ -15,8 +14,8 @@ use runtime::metrics::Registry;
 
 pub use self::{
     deletions::register as register_deletions, health::register as register_health,
-    maintenance::Maintenance, producers::register as register_producers, retry_queue::RetryQueue,
-    sink::Sink, subscription::Subscription,
+    maintenance::Maintenance, producers::register as register_producers, sink::Sink,
+    subscription::Subscription,
 };
 use crate::ledger::Ledger;
 
@@ -27,8 +26,6 @@ pub struct Metrics {
     pub subscription: Subscription,
     /// Metrics of the sink.
     pub sink: Sink,
-    /// Metrics of the retry queue.
-    pub retry_queue: RetryQueue,
     /// Metrics of maintenance.
     pub maintenance: Maintenance,
 }
@@ -43,8 +40,7 @@ impl Metrics {
         ledger.register(registry)?;
         Ok(Self {
             subscription: Subscription::register(registry, ledger.clone())?,
-            sink: Sink::register(registry, ledger.clone())?,
-            retry_queue: RetryQueue::register(registry, ledger)?,
+            sink: Sink::register(registry, ledger)?,
             maintenance: Maintenance::register(registry)?,
         })
     }

@@ -60,7 +60,7 @@ pub struct RetryQueue {
     listed: Arc<BTreeSet<u32>>,
     bytes_max: u64,
     deletions: Deletions,
-    metrics: metrics::RetryQueue,
+    metrics: metrics::Sink,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ struct DspEntries {
 
 impl RetryQueue {
     /// An empty queue. `listed` DSPs are always accepted.
-    pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::RetryQueue) -> Self {
+    pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::Sink) -> Self {
         Self {
             index: Arc::default(),
             changed: Arc::default(),
@@ -218,7 +218,9 @@ impl RetryQueue {
     }
 
     fn changed_index(&self, index: &Index) {
-        self.metrics.bytes.set(metrics::gauge_value(index.bytes));
+        self.metrics
+            .retry_queue_bytes
+            .set(metrics::gauge_value(index.bytes));
         let oldest = |it: &DspEntries| {
             it.entries
                 .iter()

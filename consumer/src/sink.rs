@@ -110,7 +110,7 @@ impl Sink {
         let retry_queue = RetryQueue::new(
             config.storage.dsps(),
             deletions.clone(),
-            metrics.retry_queue.clone(),
+            metrics.sink.clone(),
         );
         let retrier = store.backlog.clone().map(|backlog| Retrier {
             retry_queue: retry_queue.clone(),

@@ -13,6 +13,8 @@ pub struct Sink {
     pub ledger: Ledger,
     /// Dead letters by outcome: `written` or `failed`.
     pub dead_letters: IntCounterVec,
+    /// Bytes in the retry queue.
+    pub retry_queue_bytes: IntGauge,
     /// Cookies whose acceptance time was clamped.
     pub clock_clamped: IntCounter,
     /// Durable batches.
@@ -42,6 +44,7 @@ impl Sink {
         Ok(Self {
             ledger,
             dead_letters,
+            retry_queue_bytes: registry.add(consumer::RETRY_QUEUE_BYTES)?,
             clock_clamped: registry.add(consumer::CLOCK_CLAMPED)?,
             batches: registry.add(consumer::BATCHES)?,
             batch_cookies: registry.add(consumer::BATCH_COOKIES)?,

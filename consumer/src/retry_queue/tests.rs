@@ -13,11 +13,7 @@ use crate::{
 fn queue(metrics: &Metrics) -> RetryQueue {
     RetryQueue {
         bytes_max: 1 << 20,
-        ..RetryQueue::new(
-            [7].into(),
-            Deletions::default(),
-            metrics.retry_queue.clone(),
-        )
+        ..RetryQueue::new([7].into(), Deletions::default(), metrics.sink.clone())
     }
 }
 
@@ -65,7 +61,7 @@ fn cookies_are_read_back_unchanged_after_a_restart() {
     assert_eq!(found, [0, 2, 3, 4].map(|index| batch.cookie(index)));
     second.remove_oldest(7, entries.len());
     assert!(second.dsps().is_empty() && second.oldest(7).is_empty());
-    assert_eq!(second_metrics.retry_queue.bytes.get(), 0);
+    assert_eq!(second_metrics.sink.retry_queue_bytes.get(), 0);
 }
 
 #[test]

@@ -87,11 +87,7 @@ fn writer(
         backlog,
         suppression,
         dead_letters,
-        retry_queue: RetryQueue::new(
-            BTreeSet::new(),
-            Deletions::default(),
-            metrics.retry_queue.clone(),
-        ),
+        retry_queue: RetryQueue::new(BTreeSet::new(), Deletions::default(), metrics.sink.clone()),
     }
 }
 

@@ -59,11 +59,7 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
         lost_removals: AtomicU32::new(2),
         ..FakeStore::default()
     });
-    let retry_queue = RetryQueue::new(
-        BTreeSet::new(),
-        Deletions::default(),
-        metrics.retry_queue.clone(),
-    );
+    let retry_queue = RetryQueue::new(BTreeSet::new(), Deletions::default(), metrics.sink.clone());
     let batch = batch(&[chunk(1, 1, &[("a", 7, "b"), ("b", 7, "b")])]);
     metrics.sink.ledger.received(2);
     let deferred = DeferredCookies {

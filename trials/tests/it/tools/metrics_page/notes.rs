@@ -54,8 +54,8 @@ pub(super) const GROUPS: &[Group] = &[
     group("Deletions", "consumer/src/metrics/deletions.rs", ""),
     group(
         "Retry queue and failing DSPs",
-        "consumer/src/metrics/retry_queue.rs",
-        "",
+        "consumer/src/metrics/sink.rs",
+        "consumer_retry_queue_bytes",
     ),
     group(
         "Retry queue and failing DSPs",
