@@ -7,10 +7,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::RwLock;
 use proto::{limits::CONTRACTS_MAX, v1::TimesToLive};
 
 /// TTLs of cookies, counted from acceptance. Clones share the reports.
@@ -65,7 +66,7 @@ impl Ttls {
     pub fn of(&self, dsp_id: u32) -> Duration {
         let configured = self.configured(dsp_id);
         let reported = self.reported.as_ref().and_then(|it| {
-            let reported = it.read(|reports| reports.longest.of(dsp_id))?;
+            let reported = it.reports.read().longest.of(dsp_id)?;
             Some(reported.max(it.floor))
         });
         reported.map_or(configured, |reported| reported.min(configured))
@@ -95,23 +96,14 @@ impl Ttls {
 
     /// Number of DSPs with a reported TTL.
     pub fn reported_dsps(&self) -> usize {
-        let count = |it: &Arc<ReportedTtls>| it.read(|reports| reports.longest.by_dsp.len());
+        let count = |it: &Arc<ReportedTtls>| it.reports.read().longest.by_dsp.len();
         self.reported.as_ref().map_or(0, count)
     }
 
     /// Sets the report of the producer at `address`; an empty report withdraws it. Returns whether TTLs have changed.
     pub fn report(&self, address: SocketAddr, message: &TimesToLive) -> bool {
-        let set = |it: &Arc<ReportedTtls>| {
-            let mut reports = it.reports.write().unwrap_or_else(PoisonError::into_inner);
-            reports.set(address, Report::from(message))
-        };
+        let set = |it: &Arc<ReportedTtls>| it.reports.write().set(address, Report::from(message));
         self.reported.as_ref().is_some_and(set)
-    }
-}
-
-impl ReportedTtls {
-    fn read<T>(&self, read: impl FnOnce(&Reports) -> T) -> T {
-        read(&self.reports.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -1,9 +1,8 @@
 //! Tests of maintenance with a store that records its calls and a manual clock.
 
-use std::sync::{Mutex, PoisonError};
-
 use async_trait::async_trait;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use runtime::metrics::Registry;
 use tokio::time::timeout;
 
@@ -31,12 +30,11 @@ struct FakeStore {
 
 impl FakeStore {
     fn record(&self, call: Call) {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.push(call);
+        self.calls.lock().push(call);
     }
 
     fn calls(&self) -> Vec<Call> {
-        self.calls.lock().unwrap().clone()
+        self.calls.lock().clone()
     }
 
     fn count(&self, matches: impl Fn(Call) -> bool) -> usize {

@@ -1,8 +1,7 @@
 //! Tests of jobs and of the removal of old deletion records.
 
-use std::sync::Mutex;
-
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use proto::wire::Scope;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
@@ -42,7 +41,7 @@ impl Upkeep for HangingStore {
     }
 
     async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
-        let mut failures = self.failures.lock().unwrap();
+        let mut failures = self.failures.lock();
         if *failures > 0 {
             *failures -= 1;
             return Err(StoreError::Unavailable("failing".to_owned()));

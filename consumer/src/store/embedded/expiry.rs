@@ -1,8 +1,11 @@
 //! A compaction filter that deletes expired cookies.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use fjall::compaction::filter::{
@@ -12,9 +15,9 @@ use fjall::compaction::filter::{
 use super::records::{be_u64, dsp_of};
 use crate::ttl::Ttls;
 
-/// Creates the filters of compactions. The store and all filters share it.
+/// Creates the filters of compactions. The store and all filters share it. A panic leaves the TTLs and the counter consistent.
 #[derive(Debug, Clone)]
-pub(super) struct ExpiryFilter(Arc<SharedExpiry>);
+pub(super) struct ExpiryFilter(Arc<AssertUnwindSafe<SharedExpiry>>);
 
 #[derive(Debug)]
 struct SharedExpiry {
@@ -26,11 +29,11 @@ struct SharedExpiry {
 
 impl ExpiryFilter {
     pub(super) fn new(ttls: Ttls) -> Self {
-        Self(Arc::new(SharedExpiry {
+        Self(Arc::new(AssertUnwindSafe(SharedExpiry {
             ttls,
             now_unix_micros: AtomicU64::new(0),
             removed: AtomicU64::new(0),
-        }))
+        })))
     }
 
     pub(super) fn set_now(&self, unix_micros: u64) {
