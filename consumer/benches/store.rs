@@ -32,7 +32,7 @@ const CHUNK_COOKIES: u32 = 1_000;
 /// Chunks of a batch, and batches of a slice. The two writers take turns after each slice, so their collections grow alike.
 const BATCH_CHUNKS: u32 = 10;
 const SLICE_BATCHES: u32 = 10;
-/// Concurrent commands of the plain inserts; the default of `--mongodb-writers`.
+/// Concurrent commands of the plain inserts, like those of the store.
 const WRITERS: usize = 2;
 
 /// Time, and CPU time of mongod.

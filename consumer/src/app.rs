@@ -223,7 +223,8 @@ impl App {
                 services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
             }
             let context = subscription::Context {
-                producers_expected: config.producers.producers_expected(),
+                // Each host name has at least one address, even before it is resolved.
+                producers_min: config.producers.producer.len(),
                 name: config.producers.name,
                 network,
                 security: config.security,

@@ -83,9 +83,6 @@ impl Settings for Args {
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
         self.storage.check(errors);
-        if matches!(self.storage.store, StoreConfig::Mongodb(_)) {
-            self.maintenance.check(errors);
-        }
         self.retention.check(errors);
         let has_https = self.producers.producer.iter().any(|it| it.https);
         let file = &self.process.cookies_token_file;
@@ -114,17 +111,6 @@ impl StorageArgs {
         if let Some(both) = self.dsps().intersection(&self.rejected_dsps()).next() {
             errors.add(format!(
                 "--rejected-dsps: DSP {both} is also in --dsps; remove it from one of them"
-            ));
-        }
-    }
-}
-
-impl MaintenanceArgs {
-    fn check(&self, errors: &mut ConfigErrors) {
-        let (expiry, compaction) = (self.expiry_window, self.compaction_window);
-        if expiry.overlaps(&compaction) {
-            errors.add(format!(
-                "--expiry-window: {expiry} overlaps --compaction-window {compaction}; change one of them"
             ));
         }
     }

@@ -51,6 +51,9 @@ use writer::Writer;
 /// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
+/// Maximum bytes of the dead-letter file and its rotated copy.
+const DEAD_LETTER_BYTES_MAX: usize = 16 << 20;
+
 /// Tokens that end a sink before its buffer ends.
 #[derive(Debug, Clone, Default)]
 pub struct StopTokens {
@@ -104,7 +107,7 @@ impl Sink {
         let (batch_sender, batches) = batch_channel();
         let dead_letters = DeadLetters::new(
             config.storage.dead_letters.clone(),
-            config.storage.dead_letter_bytes,
+            DEAD_LETTER_BYTES_MAX,
             metrics.sink.dead_letters.clone(),
         );
         let retry_queue = RetryQueue::new(

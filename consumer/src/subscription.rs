@@ -71,7 +71,7 @@ pub struct Context {
     /// The subscriber name on every producer.
     pub name: String,
     /// Minimum number of producers that share the receive windows.
-    pub producers_expected: usize,
+    pub producers_min: usize,
     /// The network to the producers.
     pub network: Arc<dyn Network>,
     /// TLS and authentication.

@@ -225,7 +225,7 @@ pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "Time since the oldest stored cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB; with --expiry sweep, the value is an upper bound. Up to one day is normal.",
+    "Time since the oldest stored cookie of a DSP expired, for the 20 most overdue DSPs. Reported only with MongoDB, as an upper bound. Up to one day is normal.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -248,10 +248,8 @@ pub const EXPIRED: MetricDef = MetricDef::counter(
     "consumer_expired_total",
     "Expired cookies deleted. The embedded store also counts expired values that newer cookies have replaced.",
 );
-pub const SWEPT: MetricDef = MetricDef::counter(
-    "consumer_swept_total",
-    "Cookies scanned by expiry sweeps (--expiry sweep).",
-);
+pub const SWEPT: MetricDef =
+    MetricDef::counter("consumer_swept_total", "Cookies scanned by expiry sweeps.");
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_remaining_cookies",
     "Estimated number of cookies that the sweep of the current or last window has not scanned.",

@@ -71,18 +71,6 @@ pub struct ProducersArgs {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Expected number of producers; the receive window of a stream is 96 MiB divided by this number [default: the number discovered]
-    ///
-    /// The window is 1 to 32 MiB, and is set when the stream opens. If more producers are discovered, the number discovered applies.
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "",
-        value_parser = optional(count(1..=u32::MAX as usize))
-    )]
-    // clap does not treat the type specially if it has its full path.
-    pub producers_expected: std::option::Option<usize>,
-
     /// Name with which this consumer subscribes to producers, unique among all consumers [default: hostname]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_name)]
     pub name: String,
@@ -136,16 +124,6 @@ pub struct StorageArgs {
     /// Dead-letter file (JSON Lines) for cookies that the store permanently rejects
     #[arg(long, value_name = "FILE", default_value = "dead-letters.jsonl")]
     pub dead_letters: PathBuf,
-
-    /// Maximum total size of the dead-letter file and its rotated copy, FILE.1
-    #[arg(
-        long,
-        value_name = "BYTES",
-        default_value = "16MiB",
-        hide_short_help = true,
-        value_parser = size(64 << 10..=BYTES_MAX)
-    )]
-    pub dead_letter_bytes: usize,
 
     /// DSPs whose cookies are always accepted (comma-separated)
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
@@ -235,10 +213,6 @@ pub struct MongodbArgs {
     /// Prefix of MongoDB database names; a name is this prefix followed by a DSP id or by `cookiesync`
     #[arg(long, value_name = "PREFIX", default_value = "", value_parser = parse_prefix)]
     pub mongodb_prefix: String,
-
-    /// Maximum number of MongoDB collections written concurrently
-    #[arg(long, value_name = "COUNT", default_value = "4", value_parser = count(1..=64))]
-    pub mongodb_writers: usize,
 }
 
 /// Expiry and compaction windows.
@@ -248,17 +222,6 @@ pub struct MaintenanceArgs {
     /// When to delete expired cookies: `never`, `always`, or hours such as 01:00-03:00
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
-
-    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, and `index` uses a TTL
-    /// index on `t`, the time of acceptance
-    #[arg(
-        long,
-        value_name = "MODE",
-        default_value = "sweep",
-        hide_possible_values = true,
-        hide_short_help = true
-    )]
-    pub expiry: mongodb::ExpiryMode,
 
     /// When to compact MongoDB collections: `never`, `always`, or hours such as 03:00-06:00
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
@@ -298,14 +261,6 @@ pub struct ProcessArgs {
     pub drain_timeout: Duration,
 }
 
-impl ProducersArgs {
-    /// Minimum number of producers that share the receive windows. The number discovered applies if it is higher.
-    pub fn producers_expected(&self) -> usize {
-        // Each host name has at least one address, even before it is resolved.
-        self.producers_expected.unwrap_or(self.producer.len())
-    }
-}
-
 impl StorageArgs {
     /// DSPs that are always accepted.
     pub fn dsps(&self) -> BTreeSet<u32> {
@@ -332,9 +287,7 @@ impl Config {
             uri: uri.to_owned(),
             name: self.producers.name.clone(),
             prefix: self.mongodb.mongodb_prefix.clone(),
-            writers: self.mongodb.mongodb_writers,
             ttls: self.ttls.clone(),
-            expiry: self.maintenance.expiry,
         }
     }
 }

@@ -30,7 +30,6 @@ fn check_producers(config: &Config, expected: &[&str]) {
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
     check_producers(&config, &["http://127.0.0.1:7676"]);
-    assert_eq!(config.producers.producers_expected(), 1);
     assert_eq!(config.storage.store, StoreConfig::Embedded("./data".into()));
     assert_eq!(config.storage.flush_interval, Duration::from_millis(200));
     assert_eq!(config.process.admin, "127.0.0.1:9091".parse().unwrap());
@@ -40,8 +39,6 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.retention.ttl_floor, None);
     assert_eq!(config.retention.refresh_interval, Duration::from_secs(3600));
     assert_eq!(config.retention.refresh_bytes, 256 << 20);
-    assert_eq!(config.storage.dead_letter_bytes, 16 << 20);
-    assert_eq!(config.mongodb.mongodb_writers, 4);
     assert_eq!(config.maintenance.expiry_window.to_string(), "01:00-03:00");
     assert_eq!(
         config.maintenance.compaction_window.to_string(),
@@ -72,9 +69,6 @@ fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";
     let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
     check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
-    assert_eq!(config.producers.producers_expected(), 3);
-    let config = load(&[two, "--producers-expected=8"]).unwrap();
-    assert_eq!(config.producers.producers_expected(), 8);
 }
 
 #[test]
@@ -83,7 +77,6 @@ fn all_errors_are_reported_together() {
     let config = format!("--config={}", file.path().display());
     let arguments = [
         "--producer=ftp://a,http://b:1",
-        "--producers-expected=0",
         "--store=mangodb://user:secret@host",
         "--batch-cookies=0",
         "--buffer-bytes=1KiB",
@@ -92,9 +85,7 @@ fn all_errors_are_reported_together() {
         "--ttl-floor=0s",
         "--refresh-interval=often",
         "--refresh-bytes=1",
-        "--dead-letter-bytes=1KiB",
         "--mongodb-prefix=a.b",
-        "--mongodb-writers=0",
         "--expiry-window=noon",
         "--compaction-window=",
         "--time-zone=Mars/Base",
@@ -114,26 +105,6 @@ fn all_errors_are_reported_together() {
         assert!(errors.contains(part), "{part} is missing in {errors}");
     }
     assert!(!errors.contains("secret"), "{errors}");
-}
-
-#[test]
-fn windows_that_overlap_are_an_error_unless_the_store_has_no_compaction() {
-    let windows = [
-        "--expiry-window=02:00-05:00",
-        "--compaction-window=04:00-06:00",
-    ];
-    assert!(load(&windows).is_ok());
-    let load = |windows: &[&str]| load(&[&["--store=mongodb://localhost"], windows].concat());
-    let error = load(&windows).unwrap_err();
-    assert!(
-        error.contains("02:00-05:00 overlaps --compaction-window 04:00-06:00"),
-        "{error}"
-    );
-    assert!(load(&windows[..1]).is_err(), "the default is 03:00-06:00");
-    assert!(load(&["--expiry-window=05:00-03:00"]).is_err());
-    for other in ["--expiry-window=22:00-03:00", "--expiry-window=always"] {
-        assert!(load(&[other]).is_ok(), "{other}");
-    }
 }
 
 #[test]

@@ -12,10 +12,9 @@
 //!
 //! # Expiry
 //!
-//! Expired cookies are deleted by a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50
-//! million documents, replacing a stored cookie costs mongod 0.58 to 0.76 times as much without the index as with it.
-//! Outside the window the index expires documents after 68 years; `collMod` changes this time without affecting other
-//! data on the server. See `upkeep/sweep.rs` and `upkeep/expiry.rs`. `upkeep/compaction.rs` reclaims disk space.
+//! Expired cookies are deleted by a sweep in the window (`upkeep/sweep.rs`), not by a TTL index on `t`. With 50 million
+//! documents, replacing a stored cookie costs mongod 0.58 to 0.76 times as much without the index as with it.
+//! `upkeep/compaction.rs` reclaims disk space.
 //!
 //! # Failures
 //!
@@ -46,7 +45,7 @@ use std::{
     sync::{Arc, atomic::AtomicI64},
 };
 
-use mongodb::bson::{Bson, DateTime};
+use mongodb::bson::{Bson, DateTime, Document};
 use parking_lot::Mutex;
 use runtime::unix_micros;
 use tokio::sync::OnceCell;
@@ -65,11 +64,7 @@ use databases::DspDatabases;
 /// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
 
-/// The maximum `expireAfterSeconds` of a TTL index, 68 years; it means "never".
-const NEVER_SECONDS: i64 = i32::MAX as i64;
-
 const NAMESPACE_EXISTS: i32 = 48;
-const INVALID_OPTIONS: i32 = 72;
 
 /// A store in the MongoDB server or replica set of a URI.
 #[derive(Debug)]
@@ -91,19 +86,7 @@ pub struct MongodbStore {
     breakers: Breakers,
     /// Tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
-    /// The collection whose index on `t` is being created; at most one.
-    building: Arc<Mutex<Option<String>>>,
     commit_times: CommitTimes,
-}
-
-/// How expired cookies are deleted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum ExpiryMode {
-    /// By a TTL index on `t`.
-    Index,
-    /// By a sweep over all cookies.
-    #[default]
-    Sweep,
 }
 
 /// Options of a [`MongodbStore`].
@@ -115,12 +98,8 @@ pub struct Options {
     pub name: String,
     /// The prefix of database names.
     pub prefix: String,
-    /// Maximum number of collections written concurrently.
-    pub writers: usize,
     /// TTLs of cookies.
     pub ttls: Ttls,
-    /// How cookies expire, if this consumer owns maintenance.
-    pub expiry: ExpiryMode,
 }
 
 impl fmt::Debug for Options {
@@ -142,12 +121,11 @@ impl MongodbStore {
             dsps: Arc::default(),
             server: Mutex::default(),
             committed: Mutex::default(),
-            started: i64::try_from(unix_micros()).unwrap_or(i64::MAX),
+            started: int(unix_micros()),
             commits: AtomicI64::new(0),
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
             tasks: TaskTracker::new(),
-            building: Arc::default(),
             commit_times: CommitTimes::default(),
         }
     }
@@ -164,9 +142,21 @@ fn date(micros: u64) -> DateTime {
     DateTime::from_millis(bson::millis(micros))
 }
 
+/// The documents in the first batch of a reply's cursor.
+fn first_batch(reply: &Document) -> impl Iterator<Item = &Document> {
+    let cursor = reply.get_document("cursor").ok();
+    let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
+    found.into_iter().flatten().filter_map(Bson::as_document)
+}
+
 /// Stored times before the result are covered by a deletion up to `until`: later by the resolution of `t`. 0 for none.
 fn deleted_before(until: u64) -> u64 {
     until.saturating_add(if until > 0 { 1_000 } else { 0 })
+}
+
+/// A count or a time as an integer of BSON, saturating.
+fn int(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 /// A count, which servers return in several types.

@@ -49,9 +49,8 @@ impl Subscription {
         let origin = self.origin.parse().map_err(|_| {
             StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
         })?;
-        let expected = self.context.producers_expected;
         let (_, addresses) = self.context.producers.connected_and_total();
-        let window_bytes = window_bytes(expected.max(addresses));
+        let window_bytes = window_bytes(addresses.max(self.context.producers_min));
         let endpoint = client::endpoint(format!("http://{}", self.address()))
             .map_err(unreachable)?
             .initial_stream_window_size(window_bytes)

@@ -16,7 +16,7 @@ async fn connection_without_hello_times_out() {
     let context = Context {
         name: "c".to_owned(),
         deletions: Deletions::default(),
-        producers_expected: 1,
+        producers_min: 1,
         network: Arc::new(runtime::connect::Tcp),
         security: Security::default(),
         producers: Producers::default(),

@@ -12,7 +12,7 @@ use consumer::{
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
     producers::Producers,
-    store::mongodb::{ExpiryMode, MongodbStore, Options},
+    store::mongodb::{MongodbStore, Options},
     ttl::Ttls,
 };
 use jiff::{Timestamp, tz::TimeZone};
@@ -31,9 +31,6 @@ use crate::{
     mongods::shared::{self, SharedMongod},
 };
 
-/// The maximum `expireAfterSeconds` of MongoDB: 68 years.
-pub(crate) const NEVER_SECONDS: i64 = 2_147_483_647;
-
 pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 
 /// TTL of cookies of all DSPs but one.
@@ -48,40 +45,19 @@ pub(crate) fn at(time: &str) -> Timestamp {
     time.parse().expect("the text is a day and a time")
 }
 
-/// Generates a test for each expiry mode from functions that take the mode.
-macro_rules! in_both_modes {
-    ($($name:ident),+ $(,)?) => {$(
-        mod $name {
-            use consumer::store::mongodb::ExpiryMode;
-
-            #[tokio::test]
-            async fn index() -> anyhow::Result<()> {
-                super::$name(ExpiryMode::Index).await
-            }
-
-            #[tokio::test]
-            async fn sweep() -> anyhow::Result<()> {
-                super::$name(ExpiryMode::Sweep).await
-            }
-        }
-    )+};
-}
-
-pub(crate) use in_both_modes;
-
 /// Options of a consumer that affect its maintenance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsumerOptions {
     pub(crate) name: &'static str,
-    pub(crate) expiry: ExpiryMode,
+    pub(crate) expiry_window: &'static str,
     pub(crate) ttl: Duration,
 }
 
-impl From<ExpiryMode> for ConsumerOptions {
-    fn from(expiry: ExpiryMode) -> Self {
+impl Default for ConsumerOptions {
+    fn default() -> Self {
         Self {
             name: "node",
-            expiry,
+            expiry_window: "01:00-03:00",
             ttl: TTL,
         }
     }
@@ -90,7 +66,7 @@ impl From<ExpiryMode> for ConsumerOptions {
 impl ConsumerOptions {
     /// The consumer's store.
     pub(crate) fn store(self, uri: &str) -> MongodbStore {
-        let Self { name, expiry, ttl } = self;
+        let Self { name, ttl, .. } = self;
         let ttls = Ttls::new(ttl, [].into()).with_floor(Some(DAY));
         let dsp = DspTimeToLive {
             dsp_id: SHORT_DSP,
@@ -105,16 +81,13 @@ impl ConsumerOptions {
             uri: uri.to_owned(),
             name: name.to_owned(),
             prefix: String::new(),
-            writers: 4,
             ttls,
-            expiry,
         })
     }
 }
 
 /// The maintenance task of one consumer. It runs until it is stopped or dropped.
 pub(crate) struct MaintenanceRun {
-    pub(crate) store: Arc<MongodbStore>,
     pub(crate) clock: ManualClock,
     pub(crate) metrics: Maintenance,
     stop: CancellationToken,
@@ -122,39 +95,31 @@ pub(crate) struct MaintenanceRun {
 }
 
 impl MaintenanceRun {
-    /// Starts maintenance with expiry by index and the default windows: expiry 01:00-03:00, compaction 03:00-06:00.
+    /// Starts maintenance with the default windows: expiry 01:00-03:00, compaction 03:00-06:00.
     pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
-        Self::start_as(ExpiryMode::Index, mongod, now)
+        Self::start_as(ConsumerOptions::default(), mongod, now)
     }
 
     /// Like [`start`](Self::start), with the options of a consumer.
-    pub(crate) fn start_as(
-        options: impl Into<ConsumerOptions>,
-        mongod: &Mongod,
-        now: &str,
-    ) -> Result<Self> {
+    pub(crate) fn start_as(options: ConsumerOptions, mongod: &Mongod, now: &str) -> Result<Self> {
         Self::start_on(options, &mongod.uri(), now)
     }
 
     /// Like [`start_as`](Self::start_as), on a server or replica set.
-    pub(crate) fn start_on(
-        options: impl Into<ConsumerOptions>,
-        uri: &str,
-        now: &str,
-    ) -> Result<Self> {
+    pub(crate) fn start_on(options: ConsumerOptions, uri: &str, now: &str) -> Result<Self> {
         Self::start_with(options, uri, now, Deletions::default())
     }
 
     /// Like [`start_on`](Self::start_on), for a consumer with these deletions.
     pub(crate) fn start_with(
-        options: impl Into<ConsumerOptions>,
+        options: ConsumerOptions,
         uri: &str,
         now: &str,
         deletions: Deletions,
     ) -> Result<Self> {
-        let store = Arc::new(options.into().store(uri));
+        let store = options.store(uri);
         let schedule = Schedule {
-            expiry: "01:00-03:00".parse()?,
+            expiry: options.expiry_window.parse()?,
             compaction: "03:00-06:00".parse()?,
             time_zone: TimeZone::UTC,
             cursor_ttl: TTL,
@@ -164,7 +129,7 @@ impl MaintenanceRun {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         task.spawn(maintenance::run(
-            Arc::clone(&store) as _,
+            Arc::new(store),
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Producers::default(),
@@ -173,7 +138,6 @@ impl MaintenanceRun {
             stop.clone(),
         ));
         Ok(Self {
-            store,
             clock,
             metrics: metrics.maintenance,
             stop,
@@ -257,20 +221,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a `mongod` that deletes expired documents every second.
+    /// Starts a `mongod` that deletes expired documents of TTL indexes every second. Ages count from 01:00 on the tenth.
     pub(crate) async fn start() -> Result<(SharedMongod, Self)> {
-        Self::start_in(ExpiryMode::Index).await
-    }
-
-    /// Like [`start`](Self::start), for an expiry mode. An index uses the server's clock; a sweep uses the clock of the test, for which
-    /// ages count from 01:00 on the tenth.
-    pub(crate) async fn start_in(mode: ExpiryMode) -> Result<(SharedMongod, Self)> {
         let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
         let mongod = shared::start_with(&often).await?;
-        let now = match mode {
-            ExpiryMode::Index => DateTime::now(),
-            ExpiryMode::Sweep => DateTime::from_millis(at("10T01:00").as_millisecond()),
-        };
+        let now = DateTime::from_millis(at("10T01:00").as_millisecond());
         let server = Self::connect(&mongod.uri(), now).await?;
         Ok((mongod, server))
     }
@@ -387,21 +342,6 @@ impl Server {
             records.insert(record.get_str("_id")?.to_owned(), record);
         }
         Ok(records)
-    }
-
-    /// Waits until there is exactly one index and its `expireAfterSeconds` is `seconds`.
-    pub(crate) async fn wait_expiring(&self, namespace: &str, seconds: i64) -> Result<()> {
-        let what = format!("{namespace} expires after {seconds} s");
-        wait_until(TIMEOUT, &what, async || {
-            let indexes = self.indexes(namespace).await?;
-            let [index] = &indexes[..] else {
-                return Ok(false);
-            };
-            let after = index.get("expireAfterSeconds");
-            let after = after.and_then(|after| after.as_i32().map(i64::from).or(after.as_i64()));
-            Ok(after == Some(seconds))
-        })
-        .await
     }
 
     /// Size of all files of a collection, in bytes.

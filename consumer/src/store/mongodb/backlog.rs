@@ -18,6 +18,7 @@ use super::{
     connection::{Connection, run, write},
     cookies::by_dsp,
     error_class::Failure,
+    int,
 };
 use crate::{
     batch::Batch,
@@ -115,8 +116,7 @@ impl Backlog for MongodbStore {
 impl MongodbStore {
     /// Deletes entries of other consumers that were queued before this time, in microseconds since the Unix epoch.
     pub(super) async fn delete_abandoned_retries(&self, before: u64) -> Result<(), StoreError> {
-        let old =
-            doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": number(before) } };
+        let old = doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": int(before) } };
         self.delete_own(COLLECTION, old).await
     }
 
@@ -128,15 +128,15 @@ impl MongodbStore {
         doc! {
             "_id": self.id(entry.number),
             "dsp": i64::from(entry.dsp_id),
-            "cookies": number(entry.cookies),
-            "deletions": number(entry.deletions),
-            "bytes": number(entry.bytes),
+            "cookies": int(entry.cookies),
+            "deletions": int(entry.deletions),
+            "bytes": int(entry.bytes),
             "chunks": [chunk],
         }
     }
 
     fn id(&self, entry: u64) -> Document {
-        doc! { "c": &self.options.name, "n": number(entry) }
+        doc! { "c": &self.options.name, "n": int(entry) }
     }
 
     fn of_numbers(&self, numbers: &[u64]) -> Document {
@@ -175,10 +175,6 @@ impl MongodbStore {
         run(self.database(connection, dsp_id).run_command(command)).await?;
         Ok(WriteOutcome::default())
     }
-}
-
-fn number(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn decode(document: &Document) -> Option<RetryEntry> {

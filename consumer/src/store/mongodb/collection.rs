@@ -70,7 +70,7 @@ fn wired_tiger(options: &str) -> Document {
     doc! { "wiredTiger": { "configString": options } }
 }
 
-/// Treats an existing collection as success. The next expiry adapts its index.
+/// Treats an existing collection as success.
 fn ignore_existing(created: Result<Document, Error>) -> Result<(), Error> {
     match created {
         Err(error) if code(&error) != Some(NAMESPACE_EXISTS) => Err(error),

@@ -21,6 +21,7 @@ pub(super) use batch_write::by_dsp;
 use super::{
     MongodbStore,
     connection::{Connection, write as run_write},
+    int,
 };
 use crate::{
     batch::{Batch, Cursor},
@@ -113,13 +114,12 @@ impl MongodbStore {
         let updates: Vec<Document> = cursors
             .iter()
             .map(|cursor| {
-                let sequence = i64::try_from(cursor.sequence).unwrap_or(i64::MAX);
                 doc! {
                     "q": { "_id": { "c": &self.options.name, "p": &*cursor.producer } },
                     "u": [{ "$replaceWith": { "$cond": [is_late.clone(), "$$ROOT", {
                         "_id": "$_id",
                         "epoch": cursor.epoch.to_string(),
-                        "sequence": sequence,
+                        "sequence": int(cursor.sequence),
                         "complete": cursor.complete,
                         "at": at,
                         "by": by,

@@ -15,10 +15,11 @@ use parking_lot::Mutex;
 use proto::ids;
 
 use super::{
-    COOKIES, MongodbStore,
+    COOKIES, MongodbStore, collection,
     command::CollectionId,
     connection::{Connection, primary, run},
     error_class::{Failure, UNKNOWN_FIELD, code},
+    first_batch,
 };
 use crate::store::StoreError;
 
@@ -101,6 +102,20 @@ impl MongodbStore {
         Ok(!run(names).await?.is_empty())
     }
 
+    /// Creates the collection of a DSP, and so its database.
+    pub(super) async fn create_slot(
+        &self,
+        connection: &Connection,
+        dsp_id: u32,
+    ) -> Result<(), Failure> {
+        let database = self.database(connection, dsp_id);
+        if !self.has_cookies(&database).await? {
+            run(collection::create(&database)).await?;
+        }
+        self.dsps.lock().add_slot(dsp_id);
+        Ok(())
+    }
+
     /// The range of all ids of this consumer with the second field `key`.
     pub(super) fn own_ids(&self, key: &str) -> Document {
         let id = |second: Bson| doc! { "c": &self.options.name, key: second };
@@ -147,6 +162,11 @@ impl MongodbStore {
     }
 }
 
+/// The namespace of the cookies in a DSP's database.
+pub(super) fn namespace(database: &Database) -> String {
+    format!("{}.{COOKIES}", database.name())
+}
+
 /// The id of a DSP's collection, which writes must name, so that they cannot create a dropped collection without its options.
 /// `None` if the server cannot check it (before MongoDB 6.0).
 pub(super) async fn collection_id(
@@ -160,10 +180,7 @@ pub(super) async fn collection_id(
     let found = run(async {
         let list = doc! { "listCollections": 1, "filter": { "name": COOKIES } };
         let listed = database.run_command(list).await?;
-        let batch = listed
-            .get_document("cursor")
-            .and_then(|it| it.get_array("firstBatch"));
-        let Some(found) = batch.ok().and_then(|it| it.first()?.as_document()) else {
+        let Some(found) = first_batch(&listed).next() else {
             return Ok(None);
         };
         let uuid = found

@@ -15,12 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     MongodbStore,
-    cookies::{
-        CURSORS, decode_cursor,
-        deletions::{COLLECTION as DELETIONS, micros},
-    },
+    cookies::{CURSORS, decode_cursor, deletions::COLLECTION as DELETIONS},
     date, deleted_before,
     documents::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
+    int,
 };
 use crate::{
     batch::Cursor,
@@ -85,7 +83,7 @@ impl Upkeep for MongodbStore {
             .await?;
         let is_finished = doc! { "$expr": { "$gte": ["$done", "$t"] } };
         let old = doc! {
-            "t": { "$lt": micros(floor) },
+            "t": { "$lt": int(floor) },
             "$or": [{ "_id.u": { "$ne": "" } }, is_finished],
         };
         self.delete_own(DELETIONS, old).await

@@ -9,7 +9,7 @@ use consumer::{
     deletions::Deletions,
     store::{
         Backlog as _, Expiry, Upkeep as _,
-        mongodb::{ExpiryMode, MongodbStore, Options},
+        mongodb::{MongodbStore, Options},
     },
     ttl::Ttls,
 };
@@ -330,38 +330,6 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
 }
 
 #[tokio::test]
-async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mongod = start_failable(&dir).await?;
-    let client = Client::with_uri_str(mongod.uri()).await?;
-    let cookies = client.database("17").collection::<Document>("cookies");
-    cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
-    // The index build hangs, to simulate a long build over millions of documents.
-    let hang = |mode: &str| {
-        doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": mode }
-    };
-    command(&mongod.uri(), hang("alwaysOn")).await?;
-    let producer = Producer::start(&dir, &[]).await?;
-    let by_index = ["--expiry", "index"];
-    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &by_index).await?;
-    producer.accept("alice", 17, "flows").await?;
-    consumer
-        .wait_lookup("alice", json!({"17": "flows"}))
-        .await?;
-    let has_index = async || {
-        let names = cookies.list_index_names().await?;
-        anyhow::Ok(names.contains(&"t_1".to_owned()))
-    };
-    command(&mongod.uri(), hang("off")).await?;
-    wait_until(TIMEOUT, "the index exists", async || has_index().await).await?;
-    wait_until(TIMEOUT, "the index is logged", async || {
-        let log = consumer.process.last_lines(usize::MAX);
-        Ok(log.contains("created the index on field t"))
-    })
-    .await
-}
-
-#[tokio::test]
 async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = shared::start().await?;
@@ -401,9 +369,7 @@ fn store_in(mongod: &Mongod) -> MongodbStore {
         uri: mongod.uri(),
         name: "node".to_owned(),
         prefix: String::new(),
-        writers: 4,
         ttls: Ttls::new(Duration::from_secs(86_400), [].into()),
-        expiry: ExpiryMode::Index,
     })
 }
 

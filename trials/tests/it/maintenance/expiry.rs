@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use consumer::store::mongodb::ExpiryMode;
-use jiff::Timestamp;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde_json::json;
 use tempfile::TempDir;
@@ -13,47 +11,18 @@ use testkit::admin;
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_until},
-    maintenance::{
-        ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, SHORT_DSP, Server, TTL, at,
-        in_both_modes,
-    },
+    maintenance::{ConsumerOptions, DAY, MaintenanceRun, SHORT_DSP, Server, TTL},
     mongods::shared,
 };
 
-async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
-    let what = format!("the index expires after {seconds} s");
-    wait_until(TIMEOUT, &what, async || {
-        let found = documents.expire_after_seconds().await?;
-        Ok(found.len() == 2 && found.values().all(|found| *found == seconds))
-    })
-    .await
-}
-
-in_both_modes! {
-    mongodb_expires_cookies_only_while_the_window_is_open,
-    documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp,
-    restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry,
-}
-
-async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode) -> Result<()> {
+#[tokio::test]
+async fn mongodb_expires_cookies_only_while_the_window_is_open() -> Result<()> {
     let dir = TempDir::new()?;
-    let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
-    let mongod = shared::start_with(&often).await?;
+    let mongod = shared::start().await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = mongod.uri();
-
-    let mode_flag = format!("{mode:?}").to_lowercase();
-    let flags = |window| {
-        [
-            "--ttl",
-            "3s",
-            "--expiry",
-            &mode_flag,
-            "--expiry-window",
-            window,
-        ]
-    };
+    let flags = |window| ["--ttl", "3s", "--expiry-window", window];
     let closed = flags("never");
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &closed).await?;
     producer.accept("alice", 17, "a-1").await?;
@@ -61,13 +30,8 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
     consumer
         .wait_lookup("alice", json!({"17": "a-1", "18": "a-2"}))
         .await?;
-    match mode {
-        ExpiryMode::Index => wait_expiring(&documents, NEVER_SECONDS).await?,
-        ExpiryMode::Sweep => {
-            let indexes = documents.expire_after_seconds().await?;
-            ensure!(indexes.is_empty(), "{indexes:?}");
-        }
-    }
+    let indexes = documents.expire_after_seconds().await?;
+    ensure!(indexes.is_empty(), "{indexes:?}");
     wait_until(TIMEOUT, "the cookies expire", async || {
         let answer = admin::get(&consumer.admin, "/v1/users/alice").await?;
         Ok(answer.status == 404)
@@ -79,9 +43,6 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
 
     let open = flags("always");
     let _consumer = Consumer::start(&dir, "node", &[&producer], &store, &open).await?;
-    if mode == ExpiryMode::Index {
-        wait_expiring(&documents, 3).await?;
-    }
     wait_until(TIMEOUT, "the cookies are deleted", async || {
         Ok(documents.count().await? == 0)
     })
@@ -115,16 +76,10 @@ async fn embedded_store_hides_cookies_that_expire_by_their_contract() -> Result<
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
-const TTL_SECONDS: i64 = 14 * 86_400;
 
-async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
-    mode: ExpiryMode,
-) -> Result<()> {
-    let (mongod, server) = Server::start_in(mode).await?;
-    let wait_expiring = async |namespace: &str, seconds| match mode {
-        ExpiryMode::Index => server.wait_expiring(namespace, seconds).await,
-        ExpiryMode::Sweep => server.wait_no_index(namespace).await,
-    };
+#[tokio::test]
+async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp() -> Result<()> {
+    let (mongod, server) = Server::start().await?;
     let short = SHORT_DSP.to_string();
     let write_old = async |name: &str| -> Result<()> {
         server.write("17.cookies", name, TTL + HOUR).await?;
@@ -138,72 +93,56 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
         .create_index("foreign.cookies", "t_1", options)
         .await?;
 
-    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T00:30")?;
-    wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    wait_expiring(&short, NEVER_SECONDS).await?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
     let check_foreign = async |name: &str| -> Result<()> {
         server.write("foreign.cookies", name, HOUR).await?;
         server.wait_names("foreign.cookies", &[]).await
     };
     check_foreign("before").await?;
-    server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
 
     maintenance.set("10T01:00");
-    wait_expiring("17.cookies", TTL_SECONDS).await?;
-    wait_expiring(&short, 86_400).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_names(&short, &["fresh"]).await?;
     check_foreign("inside").await?;
 
     maintenance.set("10T03:00");
     maintenance.wait_open(false).await?;
-    wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    wait_expiring(&short, NEVER_SECONDS).await?;
     write_old("old").await?;
     check_foreign("after").await?;
-    server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
-    if mode == ExpiryMode::Sweep {
-        wait_until(TIMEOUT, "the deletions are counted", async || {
-            Ok(maintenance.metrics.expired.get() == 2)
-        })
-        .await?;
-    }
+    wait_until(TIMEOUT, "the deletions are counted", async || {
+        Ok(maintenance.metrics.expired.get() == 2)
+    })
+    .await?;
 
     maintenance.set("11T01:30");
-    // By the clock of the test, the fresh cookie has expired too.
-    let remaining: &[&str] = match mode {
-        ExpiryMode::Index => &["fresh"],
-        ExpiryMode::Sweep => &[],
-    };
-    server.wait_names("17.cookies", remaining).await?;
-    server.wait_names(&short, remaining).await?;
+    // The fresh cookie has expired too.
+    server.wait_names("17.cookies", &[]).await?;
+    server.wait_names(&short, &[]).await?;
     assert_eq!(maintenance.metrics.errors.get(), 0);
     maintenance.stop().await
 }
 
 #[tokio::test]
-async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Result<()> {
+async fn index_that_expires_or_rejects_cookies_is_dropped() -> Result<()> {
     let (mongod, server) = Server::start().await?;
     let indexes = [
-        ("1.cookies", "t_1", doc! {}),
-        ("2.cookies", "ttl", doc! { "expireAfterSeconds": 1 << 30 }),
-        ("3.cookies", "t_1", doc! { "sparse": true }),
-        ("4.cookies", "t_1", doc! { "unique": true }),
+        ("1.cookies", "ttl", doc! { "expireAfterSeconds": 1 << 30 }),
+        ("2.cookies", "t_1", doc! { "unique": true }),
         (
-            "5.cookies",
-            "part",
-            doc! { "partialFilterExpression": { "b": { "$gt": "x" } } },
-        ),
-        ("6.cookies", "t_1", doc! { "collation": { "locale": "de" } }),
-        ("7.cookies", "t_1", doc! { "hidden": true }),
-        (
-            "8.cookies",
+            "3.cookies",
             "both",
             doc! { "unique": true, "expireAfterSeconds": 1 << 30 },
+        ),
+        ("4.cookies", "t_1", doc! {}),
+        ("5.cookies", "t_1", doc! { "sparse": true }),
+        (
+            "6.cookies",
+            "part",
+            doc! { "partialFilterExpression": { "b": { "$gt": "x" } } },
         ),
     ];
     for (namespace, name, options) in &indexes {
@@ -214,17 +153,16 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         server.write(namespace, "fresh", HOUR).await?;
     }
     let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
-    for (namespace, ..) in &indexes {
-        server.wait_expiring(namespace, NEVER_SECONDS).await?;
-        let repaired = server.indexes(namespace).await?;
-        for option in ["unique", "partialFilterExpression"] {
-            assert!(!repaired[0].contains_key(option), "{repaired:?}");
-        }
+    for (namespace, ..) in &indexes[..3] {
+        server.wait_no_index(namespace).await?;
         assert_eq!(server.names(namespace).await?, ["fresh", "old"]);
     }
     maintenance.set("10T01:00");
     for (namespace, ..) in &indexes {
         server.wait_names(namespace, &["fresh"]).await?;
+    }
+    for (namespace, ..) in &indexes[3..] {
+        assert_eq!(server.indexes(namespace).await?.len(), 1, "{namespace}");
     }
     assert_eq!(maintenance.metrics.errors.get(), 0);
     maintenance.stop().await
@@ -249,23 +187,18 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
     }
     let before = server.indexes("17.orders").await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T01:10")?;
-    wait_until(TIMEOUT, "the window is open", async || {
-        Ok(maintenance.metrics.expiry_open.get() == 1)
-    })
-    .await?;
-    // New collections without an index.
+    maintenance.wait_open(true).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.write("18.cookies", "fresh", HOUR).await?;
     maintenance.pass_ten_minutes();
     server.wait_names("17.cookies", &[]).await?;
-    server.wait_expiring("18.cookies", 86_400).await?;
 
     maintenance.set("10T12:00");
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    maintenance.wait_open(false).await?;
     server.create_index("20.cookies", "t_1", soon).await?;
     server.database("18").drop().await?;
     maintenance.pass_ten_minutes();
-    server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
+    server.wait_no_index("20.cookies").await?;
     server.write("20.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("20.cookies").await?, ["old"]);
@@ -276,35 +209,24 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
     maintenance.stop().await
 }
 
-async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry(
-    mode: ExpiryMode,
-) -> Result<()> {
-    let (mut mongod, server) = Server::start_in(mode).await?;
+#[tokio::test]
+async fn expiry_continues_after_restarts_but_not_outside_the_window() -> Result<()> {
+    let (mut mongod, server) = Server::start().await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T01:30")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
     maintenance.stop().await?;
 
     // The sweep of this window is complete, so the next one starts in the next window.
-    let day = match mode {
-        ExpiryMode::Index => "10",
-        ExpiryMode::Sweep => "11",
-    };
-    let maintenance = MaintenanceRun::start_as(mode, &mongod, &format!("{day}T00:40"))?;
+    let maintenance = MaintenanceRun::start(&mongod, "11T00:40")?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    maintenance.set(&format!("{day}T01:40"));
+    maintenance.set("11T01:40");
     server.wait_names("17.cookies", &[]).await?;
-    if mode == ExpiryMode::Index {
-        server.wait_expiring("17.cookies", TTL_SECONDS).await?;
-    }
-    // The server's counters restart at zero, but the consumer's do not.
     mongod.kill()?;
     mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
     server.write("17.cookies", "older", TTL + HOUR).await?;
-    if mode == ExpiryMode::Sweep {
-        maintenance.set("12T01:00");
-    }
+    maintenance.set("12T01:00");
     wait_until(TIMEOUT, "the expired cookie is deleted", async || {
         // A failed step is retried after a minute.
         maintenance.clock.advance(Duration::from_secs(5));
@@ -313,15 +235,13 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     .await?;
     maintenance.stop().await?;
 
-    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T04:00")?;
-    match mode {
-        ExpiryMode::Index => server.wait_expiring("17.cookies", NEVER_SECONDS).await?,
-        ExpiryMode::Sweep => maintenance.wait_open(false).await?,
-    }
+    let maintenance = MaintenanceRun::start(&mongod, "10T04:00")?;
+    maintenance.wait_open(false).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    server.wait_monitor().await?;
+    maintenance.pass_ten_minutes();
+    maintenance.stop().await?;
     assert_eq!(server.names("17.cookies").await?, ["old"]);
-    maintenance.stop().await
+    Ok(())
 }
 
 #[tokio::test]
@@ -330,7 +250,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T01:00")?;
-    wait_until(TIMEOUT, "all old cookies are deleted", async || {
+    wait_until(10 * TIMEOUT, "all old cookies are deleted", async || {
         let cookies = server.collection("17.cookies");
         Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
     })
@@ -379,52 +299,38 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     maintenance.stop().await
 }
 
-/// The windows and TTLs of a second consumer on the same server do not override the owner's.
+/// The TTL of a second consumer on the same server does not override the owner's.
 #[tokio::test]
 async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Result<()> {
     let (mongod, server) = Server::start().await?;
-    // By the clock of the first consumer, the cookie expired an hour ago.
-    let since = Duration::try_from(Timestamp::now().duration_since(at("10T00:30")))?;
-    server
-        .write("17.cookies", "old", since + TTL + HOUR)
-        .await?;
-    // The index must exist already: its creation could outlast a check, and the stopped clock triggers no second check.
-    let closed = doc! { "expireAfterSeconds": NEVER_SECONDS };
-    server.create_index("17.cookies", "t_1", closed).await?;
-    let first = MaintenanceRun::start(&mongod, "10T00:30")?;
-    wait_until(TIMEOUT, "the overdue time is reported", async || {
-        Ok((3_500..=3_600).contains(&first.metrics.overdue_max.get()))
-    })
-    .await?;
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    server.write("17.cookies", "ten-days", DAY * 10).await?;
+    let first = MaintenanceRun::start(&mongod, "10T01:10")?;
+    server.wait_names("17.cookies", &["ten-days"]).await?;
     assert_eq!(first.metrics.owner.get(), 1);
 
-    // By the clock of the second consumer, the window is open.
     let other = ConsumerOptions {
         name: "other",
-        ..ExpiryMode::Index.into()
+        ttl: DAY * 7,
+        ..ConsumerOptions::default()
     };
-    let second = MaintenanceRun::start_as(other, &mongod, "10T01:30")?;
+    let second = MaintenanceRun::start_as(other, &mongod, "11T01:30")?;
     let is_owner = async |maintenance: &MaintenanceRun, is_owner: i64| {
         wait_until(TIMEOUT, "the maintenance owner is reported", async || {
             Ok(maintenance.metrics.owner.get() == is_owner)
         })
         .await
     };
-    wait_until(TIMEOUT, "the second consumer has checked", async || {
-        Ok(second.metrics.expiry_open.get() == 1)
-    })
-    .await?;
     is_owner(&second, 0).await?;
-    server.wait_monitor().await?;
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    second.wait_open(true).await?;
     assert_eq!(second.metrics.overdue_max.get(), 0);
+    assert_eq!(server.names("17.cookies").await?, ["ten-days"]);
 
     // The lease expires by the server's clock.
     first.stop().await?;
     server.expire_lease().await?;
     second.pass_ten_minutes();
     is_owner(&second, 1).await?;
-    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &[]).await?;
 
     // The second consumer stays the owner when the first one restarts.

@@ -1,37 +1,33 @@
 //! Tests of expiry by sweep, a scan that deletes expired documents: which documents it deletes if it is killed, or if cookies are renewed
-//! or the TTL changes during the scan, and how a collection is converted from and to a TTL index.
+//! or the TTL changes during the scan.
 
 mod handover;
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Result, ensure};
 use consumer::{
-    batch::Batch,
     deletions::Deletions,
-    store::{Backlog as _, Expiry, SweepProgress, Upkeep as _, mongodb::ExpiryMode},
+    store::{Expiry, SweepProgress, Upkeep as _},
 };
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::bson::{Document, doc};
 use testkit::mongod::Mongod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{TIMEOUT, wait_until},
-    maintenance::{
-        ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, RetryClock, Server, TTL, at,
-    },
+    maintenance::{ConsumerOptions, DAY, MaintenanceRun, RetryClock, Server, TTL, at},
 };
 
 /// Deadline for a sweep on a busy machine.
 const SWEEP_TIMEOUT: Duration = TIMEOUT.saturating_mul(10);
 
 const HOUR: Duration = Duration::from_secs(3600);
-const TTL_SECONDS: i64 = 14 * 86_400;
 
 /// Writes `count` documents of which every other one has expired.
 async fn fill(server: &Server, namespace: &str, count: usize) -> Result<()> {
@@ -98,9 +94,9 @@ async fn wait_remaining(
 #[tokio::test]
 async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     const USERS: usize = 40_000;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", USERS).await?;
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:10")?;
     let mut random = fastrand::Rng::with_seed(21);
     let mut alive: BTreeSet<String> = (1..USERS).step_by(2).map(user).collect();
     let (mut refreshed, began) = (0, Instant::now());
@@ -145,13 +141,13 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
 
 #[tokio::test]
 async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
-    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mut mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", 40_000).await?;
     fill(&server, "19.cookies", 3_000).await?;
     let cookies = server.collection("17.cookies");
     let mut before = cookies.count_documents(doc! {}).await?;
     for kill in 1..=4 {
-        let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+        let maintenance = MaintenanceRun::start(&mongod, "10T01:10")?;
         wait_until(SWEEP_TIMEOUT, "the sweep deletes", async || {
             let remaining = cookies.count_documents(doc! {}).await?;
             Ok(remaining < before || remaining == 20_000)
@@ -167,7 +163,7 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
         }
         before = cookies.count_documents(doc! {}).await?;
     }
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:20")?;
     let retry_clock = maintenance.retry_clock();
     wait_remaining(&retry_clock, &server, "17.cookies", 20_000).await?;
     wait_remaining(&retry_clock, &server, "19.cookies", 1_500).await?;
@@ -177,9 +173,9 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
 #[tokio::test]
 async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     const USERS: u64 = 40_000;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T02:00")?;
     wait_until(TIMEOUT, "some documents are swept", async || {
         Ok(maintenance.metrics.swept.get() > 0)
     })
@@ -212,84 +208,50 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
 }
 
 #[tokio::test]
+async fn always_open_window_sweeps_again_after_a_quarter_of_the_ttl() -> Result<()> {
+    let (mongod, server) = Server::start().await?;
+    let options = ConsumerOptions {
+        expiry_window: "always",
+        ttl: HOUR * 4,
+        ..ConsumerOptions::default()
+    };
+    server.write("17.cookies", "old", HOUR * 5).await?;
+    server.write("17.cookies", "soon", HOUR * 7 / 2).await?;
+    let maintenance = MaintenanceRun::start_as(options, &mongod, "10T01:00")?;
+    server.wait_names("17.cookies", &["soon"]).await?;
+    maintenance.set("10T02:10");
+    server.wait_names("17.cookies", &[]).await?;
+    maintenance.stop().await
+}
+
+#[tokio::test]
 async fn changed_ttl_restarts_the_sweep() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
         server.write("17.cookies", name, age).await?;
     }
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:10")?;
     server
         .wait_names("17.cookies", &["fresh", "ten-days"])
         .await?;
     maintenance.stop().await?;
     let week = ConsumerOptions {
         ttl: DAY * 7,
-        ..ExpiryMode::Sweep.into()
+        ..ConsumerOptions::default()
     };
     let maintenance = MaintenanceRun::start_as(week, &mongod, "10T01:20")?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     maintenance.stop().await
 }
 
-#[tokio::test]
-async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
-    // Each cookie is expired, or fresh, by both the server's clock and the clock of the test.
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
-    let write = async |name: &str, time: DateTime| -> Result<()> {
-        let cookie = doc! { "_id": name, "b": "b", "t": time };
-        server.collection("17.cookies").insert_one(cookie).await?;
-        Ok(())
-    };
-    let old = server.ago(TTL + HOUR);
-    write("old", old).await?;
-    write("fresh", DateTime::now()).await?;
-    let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    maintenance.stop().await?;
-
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T00:40")?;
-    maintenance.wait_open(false).await?;
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    // A conversion that is aborted at any step continues after the restart.
-    drop(maintenance);
-    for _ in 0..5 {
-        let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:00")?;
-        maintenance.wait_open(true).await?;
-        drop(maintenance);
-    }
-    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
-    server.wait_names("17.cookies", &["fresh"]).await?;
-    server.wait_no_index("17.cookies").await?;
-    ensure!(server.sweeps().await?.contains_key("17.cookies"));
-    maintenance.stop().await?;
-
-    let maintenance = MaintenanceRun::start(&mongod, "10T12:00")?;
-    maintenance.wait_open(false).await?;
-    write("old", old).await?;
-    server.wait_monitor().await?;
-    server.wait_no_index("17.cookies").await?;
-    server.wait_names("17.cookies", &["fresh", "old"]).await?;
-    drop(maintenance);
-    let maintenance = MaintenanceRun::start(&mongod, "11T01:00")?;
-    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
-    server.wait_names("17.cookies", &["fresh"]).await?;
-    let retry_clock = maintenance.retry_clock();
-    wait_until(TIMEOUT, "the sweep record is deleted", async || {
-        retry_clock.advance();
-        Ok(server.sweeps().await?.is_empty())
-    })
-    .await?;
-    maintenance.stop().await
-}
-
 /// Sweeps as the consumer does in its window, until `is_enough` accepts the reports so far, and returns the reports.
 async fn sweep_until(
     mongod: &Mongod,
-    options: impl Into<ConsumerOptions>,
+    options: ConsumerOptions,
     start: &str,
     is_enough: impl Fn(&[SweepProgress]) -> bool + Send + Sync,
 ) -> Result<Vec<SweepProgress>> {
-    let store = options.into().store(&mongod.uri());
+    let store = options.store(&mongod.uri());
     let (stop, reports) = (CancellationToken::new(), Mutex::new(Vec::new()));
     let report = |swept: &SweepProgress| {
         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -321,10 +283,10 @@ fn steps(reports: &[SweepProgress]) -> Vec<u64> {
 
 #[tokio::test]
 async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     let sweep = async |start: &str, count: usize| {
         let is_enough = |reports: &[SweepProgress]| steps(reports).len() >= count;
-        sweep_until(&mongod, ExpiryMode::Sweep, start, is_enough).await
+        sweep_until(&mongod, ConsumerOptions::default(), start, is_enough).await
     };
     fill(&server, "17.cookies", 8_000).await?;
     ensure!(steps(&sweep("10T01:00", 1).await?) == [5_000]);
@@ -348,14 +310,14 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
 
 #[tokio::test]
 async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", 4_500).await?;
     let has_deleted = |reports: &[SweepProgress]| reports.iter().any(|swept| swept.deleted > 0);
-    let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
+    let reports = sweep_until(&mongod, ConsumerOptions::default(), "10T01:00", has_deleted).await?;
     let deleted: Vec<_> = reports.iter().map(|swept| swept.deleted).collect();
     ensure!(deleted == [1_000], "{reports:?}");
     ensure!(!is_swept(&server, "17.cookies").await?);
-    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
+    sweep_until(&mongod, ConsumerOptions::default(), "10T01:10", |_| false).await?;
     let cookies = server.collection("17.cookies");
     ensure!(cookies.count_documents(doc! {}).await? == 2_250);
     Ok(())
@@ -363,13 +325,13 @@ async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
 
 #[tokio::test]
 async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     // 40 MiB of foreign documents; a reply is limited to 16 MiB.
     let large = (0..1_000).map(|number| doc! { "_id": number, "t": "t".repeat(40 << 10) });
     let large: Vec<_> = large.collect();
     server.collection("17.cookies").insert_many(large).await?;
     fill(&server, "17.cookies", 1_000).await?;
-    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", |_| false).await?;
+    sweep_until(&mongod, ConsumerOptions::default(), "10T01:00", |_| false).await?;
     let cookies = server.collection("17.cookies");
     ensure!(cookies.count_documents(doc! {}).await? == 1_500);
     Ok(())
@@ -377,73 +339,18 @@ async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
 
 #[tokio::test]
 async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
+    let (mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", 6_000).await?;
     server.write("17.cookies", "ten-days", DAY * 10).await?;
     let week = ConsumerOptions {
         ttl: DAY * 7,
-        ..ExpiryMode::Sweep.into()
+        ..ConsumerOptions::default()
     };
     let one_step = |reports: &[SweepProgress]| steps(reports).len() == 1;
     sweep_until(&mongod, week, "10T01:00", one_step).await?;
     ensure!(!is_swept(&server, "17.cookies").await?);
-    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
+    sweep_until(&mongod, ConsumerOptions::default(), "10T01:10", |_| false).await?;
     let names = server.names("17.cookies").await?;
     ensure!(names.len() == 3_001 && names.iter().any(|name| name == "ten-days"));
     Ok(())
-}
-
-/// Creates the slot of a DSP, as its first cookies do.
-async fn create_slot(maintenance: &MaintenanceRun, dsp_id: u32) -> Result<()> {
-    let nothing = Arc::new(Batch::new(1, 1));
-    maintenance.store.retry(dsp_id, nothing).await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Result<()> {
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep).await?;
-    server.write("17.cookies", "old", TTL + HOUR).await?;
-    let first = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
-    server.wait_names("17.cookies", &[]).await?;
-    let other = ConsumerOptions {
-        name: "other",
-        ..ExpiryMode::Index.into()
-    };
-    let second = MaintenanceRun::start_as(other, &mongod, "10T01:10")?;
-    wait_until(
-        TIMEOUT,
-        "the second consumer detects that it is not the owner",
-        async || Ok(second.metrics.owner.get() == 0),
-    )
-    .await?;
-    create_slot(&second, 20).await?;
-    create_slot(&first, 21).await?;
-    for namespace in ["17.cookies", "20.cookies", "21.cookies"] {
-        let indexes = server.indexes(namespace).await?;
-        ensure!(indexes.is_empty(), "{namespace}: {indexes:?}");
-    }
-
-    first.stop().await?;
-    server.expire_lease().await?;
-    second.set("10T12:00");
-    wait_until(
-        TIMEOUT,
-        "the second consumer owns maintenance",
-        async || {
-            second.pass_ten_minutes();
-            Ok(second.metrics.owner.get() == 1)
-        },
-    )
-    .await?;
-    // A swept collection is converted in the window.
-    server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
-    server.wait_no_index("17.cookies").await?;
-    second.set("11T01:00");
-    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
-    create_slot(&second, 22).await?;
-    // Its index is created by the next check.
-    second.pass_ten_minutes();
-    server.wait_expiring("22.cookies", TTL_SECONDS).await?;
-    second.stop().await
 }

@@ -6,25 +6,20 @@ use anyhow::{Result, ensure};
 use consumer::{
     batch::Batch,
     deletions::Deletions,
-    store::{Backlog as _, Cookies as _, mongodb::ExpiryMode},
+    store::{Backlog as _, Cookies as _},
 };
 use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
 
 use super::newest_wins::chunk;
 use crate::{
-    maintenance::{ConsumerOptions, Server, in_both_modes},
+    maintenance::{ConsumerOptions, Server},
     mongods::{command, set_failpoint, start_failable},
 };
 
-in_both_modes! {
-    collection_is_created_with_page_sizes_for_random_ids,
-    dropped_collection_is_created_again_with_page_sizes,
-}
-
 /// Creates the database of DSP 17 as a consumer does.
-async fn create(mode: ExpiryMode, uri: &str) -> Result<()> {
-    let store = ConsumerOptions::from(mode).store(uri);
+async fn create(uri: &str) -> Result<()> {
+    let store = ConsumerOptions::default().store(uri);
     store.retry(17, Arc::new(Batch::new(1, 1))).await?;
     Ok(())
 }
@@ -41,9 +36,10 @@ async fn creation_strings(server: &Server) -> Result<(String, String)> {
     ))
 }
 
-async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) -> Result<()> {
-    let (mongod, server) = Server::start_in(mode).await?;
-    create(mode, &mongod.uri()).await?;
+#[tokio::test]
+async fn collection_is_created_with_page_sizes_for_random_ids() -> Result<()> {
+    let (mongod, server) = Server::start().await?;
+    create(&mongod.uri()).await?;
     let (documents, ids) = creation_strings(&server).await?;
     for setting in ["leaf_page_max=4k", "memory_page_max=512k"] {
         ensure!(documents.contains(setting), "{documents}");
@@ -51,15 +47,15 @@ async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) 
     for setting in ["leaf_page_max=4k", "prefix_compression=false"] {
         ensure!(ids.contains(setting), "{ids}");
     }
-    let indexes = server.indexes("17.cookies").await?.len();
-    ensure!(indexes == usize::from(mode == ExpiryMode::Index));
+    ensure!(server.indexes("17.cookies").await?.is_empty());
     Ok(())
 }
 
-async fn dropped_collection_is_created_again_with_page_sizes(mode: ExpiryMode) -> Result<()> {
-    let (mongod, server) = Server::start_in(mode).await?;
-    create(mode, &mongod.uri()).await?;
-    let store = ConsumerOptions::from(mode).store(&mongod.uri());
+#[tokio::test]
+async fn dropped_collection_is_created_again_with_page_sizes() -> Result<()> {
+    let (mongod, server) = Server::start().await?;
+    create(&mongod.uri()).await?;
+    let store = ConsumerOptions::default().store(&mongod.uri());
     store.load(&Deletions::default()).await?;
     for (user, drops) in [("a", false), ("b", true), ("c", true)] {
         if drops {
@@ -94,7 +90,7 @@ async fn collection_is_created_with_defaults_if_the_server_rejects_page_sizes() 
     let once =
         doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": rejection };
     command(&mongod.uri(), once).await?;
-    create(ExpiryMode::Sweep, &mongod.uri()).await?;
+    create(&mongod.uri()).await?;
     let server = Server::connect(&mongod.uri(), mongodb::bson::DateTime::now()).await?;
     let (documents, _) = creation_strings(&server).await?;
     ensure!(documents.contains("memory_page_max=10m"), "{documents}");
@@ -111,7 +107,7 @@ async fn unauthorized_database_creation_returns_the_server_error() -> Result<()>
         doc! { "failCommands": ["create"], "errorCode": 13 },
     )
     .await?;
-    let created = create(ExpiryMode::Sweep, &mongod.uri()).await;
+    let created = create(&mongod.uri()).await;
     let error = created.expect_err("creation is not authorized").to_string();
     ensure!(error.contains("Unauthorized"), "{error}");
     Ok(())

@@ -227,7 +227,6 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
         "--dead-letters",
         &file.display().to_string(),
         "--flush-interval=2s",
-        "--dead-letter-bytes=64MiB",
     ];
     let producer = Producer::start(&dir, &[]).await?;
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
@@ -268,39 +267,20 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_does_not_block() -> Result<()> {
+async fn failed_write_of_dead_letters_does_not_block() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = shared::start().await?;
     create_with_validator(&mongod, "17").await?;
     let file = dir.path().join("letters.jsonl");
-    let flags = [
-        "--dead-letters",
-        &file.display().to_string(),
-        "--dead-letter-bytes=64KiB",
-    ];
+    let flags = ["--dead-letters", &file.display().to_string()];
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
-    for number in 0..1_000 {
-        producer
-            .accept(&format!("user-{number}"), 17, "bad")
-            .await?;
-    }
-    wait_rejected(&consumer, 1_000).await?;
-    let older = dir.path().join("letters.jsonl.1");
-    let bytes = fs::metadata(&file)?.len() + fs::metadata(&older)?.len();
-    ensure!(bytes <= 64 << 10, "{bytes} bytes");
-    let newest = read_letters(&file)?;
-    let kept = newest.len() + read_letters(&older)?.len();
-    ensure!(kept > 150, "{kept} letters");
-    ensure!(newest.iter().any(|letter| letter["user_id"] == "user-999"));
-
     // A directory at its path makes writes fail.
-    fs::remove_file(&file)?;
     fs::create_dir(&file)?;
     producer.accept("alice", 17, "bad").await?;
     producer.accept("alice", 18, "good").await?;
     consumer.wait_lookup("alice", json!({"18": "good"})).await?;
-    wait_rejected(&consumer, 1_001).await?;
+    wait_rejected(&consumer, 1).await?;
     consumer.wait_ready().await?;
     let metrics = consumer.metrics().await?;
     let failed = [("outcome", "failed")];

@@ -14,7 +14,7 @@ use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     store::{
         Backlog as _, Cookies as _, Lookup as _, WriteOutcome,
-        mongodb::{COOKIES, ExpiryMode, MongodbStore, Options},
+        mongodb::{COOKIES, MongodbStore, Options},
     },
     ttl::Ttls,
 };
@@ -44,9 +44,7 @@ pub(super) fn options(uri: String) -> Options {
         uri,
         name: "node".to_owned(),
         prefix: "test-".to_owned(),
-        writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
-        expiry: ExpiryMode::Index,
     }
 }
 

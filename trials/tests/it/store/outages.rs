@@ -4,7 +4,6 @@
 use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use consumer::store::mongodb::ExpiryMode;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -20,7 +19,6 @@ use crate::{
         Consumer, Producer, TIMEOUT, accept_all, expect_exit, expected_contents, reserve_machine,
         wait_until,
     },
-    maintenance::in_both_modes,
     mongods::{
         ReplicaSet, SLOW, clear_failpoint, command, create_root, create_user, set_failpoint,
         shared, start_failable,
@@ -40,21 +38,12 @@ async fn check_store_down(consumer: &Consumer) -> Result<()> {
     Ok(())
 }
 
-in_both_modes! {
-    repeatedly_killed_mongod_loses_nothing,
-    paused_mongod_loses_nothing,
-}
-
-async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
+#[tokio::test]
+async fn repeatedly_killed_mongod_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
-    let flags = [
-        "--expiry",
-        &format!("{mode:?}").to_lowercase(),
-        "--expiry-window",
-        "always",
-    ];
+    let flags = ["--expiry-window", "always"];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(5, 4_000, 16_000)?;
     let crash = async {
@@ -83,16 +72,12 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
     Ok(())
 }
 
-async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
+#[tokio::test]
+async fn paused_mongod_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = shared::start().await?;
     let producer = Producer::start(&dir, &[]).await?;
-    let flags = [
-        "--expiry",
-        &format!("{mode:?}").to_lowercase(),
-        "--expiry-window",
-        "always",
-    ];
+    let flags = ["--expiry-window", "always"];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(6, 3_000, 30_000)?;
     let pause = async {

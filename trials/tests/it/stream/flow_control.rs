@@ -45,7 +45,8 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     let mut mongod = shared::start().await?;
     // Chunks larger than a window are delivered as well.
     let producer = Producer::start(&dir, &["--chunk-bytes", "1MiB"]).await?;
-    let flags = ["--producers-expected", "1000", "--buffer-bytes", "64KiB"];
+    let others = vec!["http://127.0.0.1:1"; 100].join(",");
+    let flags = ["--producer", &others, "--buffer-bytes", "64KiB"];
     let more = ["--batch-cookies", "1000", "--refresh-interval", "0s"];
     let flags = [flags, more].concat();
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;

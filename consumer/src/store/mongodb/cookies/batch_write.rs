@@ -36,6 +36,9 @@ use crate::{
 /// has at most a thousand cookies, which take a slow server a tenth of this time.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
+/// Number of collections written concurrently while all of them make progress.
+const WRITERS: usize = 4;
+
 type TaskResult = (u32, Result<WriteOutcome, Failure>);
 
 /// The write of one batch.
@@ -100,7 +103,7 @@ impl BatchWrite<'_> {
     }
 
     async fn run_all(&mut self) -> Result<(), StoreError> {
-        let mut writers = self.store.options.writers;
+        let mut writers = WRITERS;
         loop {
             while self.running.len() < writers
                 && let Some((dsp_id, indices)) = self.waiting.pop_front()

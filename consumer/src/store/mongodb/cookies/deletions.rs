@@ -16,7 +16,7 @@ use super::super::{
     MongodbStore,
     connection::{Connection, run, write},
     documents::DELETES_PER_COMMAND_MAX,
-    number,
+    int, number,
 };
 use crate::{
     batch::Batch,
@@ -56,7 +56,7 @@ impl MongodbStore {
             let updates = part.iter().map(|deletion| {
                 doc! {
                     "q": { "_id": id(deletion) },
-                    "u": { "$max": { field: micros(deletion.until_unix_micros) } },
+                    "u": { "$max": { field: int(deletion.until_unix_micros) } },
                     "upsert": true,
                 }
             });
@@ -90,10 +90,6 @@ impl MongodbStore {
 fn id(deletion: &Deletion) -> Document {
     let (user_id, dsp_id) = deletion.ids();
     doc! { "u": String::from_utf8_lossy(user_id).into_owned(), "d": i64::from(dsp_id) }
-}
-
-pub(in super::super) fn micros(unix_micros: u64) -> i64 {
-    i64::try_from(unix_micros).unwrap_or(i64::MAX)
 }
 
 fn decode(document: &Document) -> Option<StoredDeletion> {

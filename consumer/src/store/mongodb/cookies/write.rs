@@ -34,7 +34,7 @@ use super::{
         deleted_before,
         documents::{DELETES_PER_COMMAND_MAX, delete},
         error_class::{Failure, WriteError, write_errors},
-        number,
+        first_batch, number,
     },
     command::{CollectionId, Kind},
     insert_strategy::InsertStrategy,
@@ -263,10 +263,7 @@ impl CollectionWrite {
 
 /// Times of the found documents by user id, in milliseconds. A document without a time is older than any cookie.
 fn times(reply: &Document) -> HashMap<&[u8], i64> {
-    let cursor = reply.get_document("cursor").ok();
-    let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
-    let documents = found.into_iter().flatten().filter_map(Bson::as_document);
-    documents
+    first_batch(reply)
         .filter_map(|document| {
             let time = document.get_datetime("t").ok();
             let time = time.map_or(i64::MIN, |time| time.timestamp_millis());

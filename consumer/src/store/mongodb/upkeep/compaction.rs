@@ -28,9 +28,10 @@ use tokio_util::sync::CancellationToken;
 use super::super::{
     COOKIES, MongodbStore,
     connection::{Connection, run},
+    databases::namespace,
     date,
     error_class::{Failure, failure},
-    number,
+    int, number,
 };
 use crate::store::{Compaction, StoreError};
 
@@ -90,7 +91,7 @@ impl MongodbStore {
             let collection = CollectionCompaction {
                 store: self,
                 connection,
-                namespace: format!("{}.{COOKIES}", database.name()),
+                namespace: namespace(&database),
                 database,
             };
             let compacted = collection.compact(last, &compaction).await;
@@ -121,7 +122,7 @@ impl MongodbStore {
             if self.isolate(has_cookies, failed).await? != Some(true) {
                 continue;
             }
-            let namespace = format!("{}.{COOKIES}", database.name());
+            let namespace = namespace(&database);
             let last = records.get(&*namespace).copied();
             if last.is_none_or(|last| !recently.contains(&last.at_millis)) {
                 found.push((dsp_id, last));
@@ -212,7 +213,6 @@ impl CollectionCompaction<'_> {
             "collection compacted"
         );
         (compaction.report)(took, freed);
-        let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let record = doc! {
             "at": date(compaction.clock.unix_micros()),
             "seconds": took.as_secs_f64(),

@@ -1,21 +1,16 @@
 //! The maintenance owner: the consumer that runs expiry and compaction of a shared server. It holds a lease in database
-//! `cookiesync`, collection `maintenance`: `{_id: "owner", name: <consumer>, until: <date>, expiry: <mode>}`.
+//! `cookiesync`, collection `maintenance`: `{_id: "owner", name: <consumer>, until: <date>}`.
 //!
-//! Without an owner, consumers with different windows or TTLs would undo each other's index changes forever. A consumer
+//! Without an owner, each consumer would scan and compact all collections, by its own windows and TTLs. A consumer
 //! acquires or renews the lease before each maintenance run. By the server's clock, the lease expires after [`LEASE`]. It
 //! is bound to the consumer's name, so a restarted owner continues immediately.
 
 use std::time::Duration;
 
-use clap::ValueEnum as _;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::doc;
 
 use super::{
-    super::{
-        ExpiryMode, MongodbStore,
-        connection::{Connection, run},
-        error_class::write_errors,
-    },
+    super::{MongodbStore, connection::run, error_class::write_errors},
     compaction::RECORDS,
 };
 use crate::store::StoreError;
@@ -27,8 +22,6 @@ impl MongodbStore {
     /// Acquires or renews the lease. Returns the owner, if it is another consumer.
     pub(super) async fn other_owner(&self) -> Result<Option<String>, StoreError> {
         let connection = self.connection().await?;
-        let mode = self.options.expiry.to_possible_value();
-        let mode = mode.expect("no mode is hidden");
         let own = doc! { "$literal": &self.options.name };
         let millis = i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX);
         // An upsert cannot have `$expr`, so the update decides. A missing field is less than any date.
@@ -36,7 +29,6 @@ impl MongodbStore {
         let lease = doc! {
             "name": { "$cond": [&is_free, &own, "$name"] },
             "until": { "$cond": [&is_free, { "$add": ["$$NOW", millis] }, "$until"] },
-            "expiry": { "$cond": [&is_free, mode.get_name(), "$expiry"] },
         };
         let command = doc! {
             "findAndModify": RECORDS,
@@ -55,24 +47,5 @@ impl MongodbStore {
             StoreError::Unavailable(format!("invalid maintenance lease: {error}"))
         })?;
         Ok((name != self.options.name).then(|| name.to_owned()))
-    }
-
-    /// The expiry mode of this server: that of the owner.
-    pub(in super::super) async fn server_mode(
-        &self,
-        connection: &Connection,
-    ) -> Result<ExpiryMode, StoreError> {
-        let records = self.own_database(connection).collection(RECORDS);
-        let owner = records.find_one(doc! { "_id": "owner" });
-        let owner: Option<Document> = run(owner).await?;
-        let is_other = |owner: &Document| {
-            owner
-                .get_str("name")
-                .is_ok_and(|name| name != self.options.name)
-        };
-        let owner = owner.filter(is_other);
-        let mode =
-            owner.and_then(|it| ExpiryMode::from_str(it.get_str("expiry").ok()?, false).ok());
-        Ok(mode.unwrap_or(self.options.expiry))
     }
 }

@@ -1,4 +1,4 @@
-//! Expiry without an index: a sweep over every collection deletes expired cookies while the window is open.
+//! A sweep over every collection deletes expired cookies while the window is open.
 //!
 //! A step scans thousands of documents in natural order, and deletes expired ones by `_id`. The delete command repeats the
 //! condition on the acceptance time, so the server decides. In natural order, neighbors are on the same page, and a document
@@ -30,6 +30,7 @@ use tokio::time::{Instant, sleep};
 use super::super::{
     COOKIES, MongodbStore,
     connection::{Connection, run},
+    databases::namespace,
     deleted_before,
     documents::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
     error_class::Failure,
@@ -42,7 +43,7 @@ use crate::{
 };
 use pace::{StepTiming, SweepPace};
 use pass::Pass;
-pub(super) use record::SweepRecord;
+use record::SweepRecord;
 
 /// The collection of records.
 const RECORDS: &str = "sweeps";
@@ -50,14 +51,14 @@ const RECORDS: &str = "sweeps";
 /// Interval of lease renewals during a sweep.
 const LEASE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Time for a pass if the window never closes.
+/// Maximum time for a sweep if the window never closes.
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// If the window never closes, a sweep starts no further collection after this time, so that other maintenance can run.
 const SWEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// Sweep records by namespace.
-pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
+type SweepRecords = BTreeMap<String, SweepRecord>;
 
 /// One sweep through all collections.
 struct Sweep<'a> {
@@ -68,6 +69,8 @@ struct Sweep<'a> {
     now: u64,
     pace: SweepPace,
     began: Instant,
+    /// Time from the beginning until the window closes, or the next sweep.
+    time: Duration,
     /// When the lease was last renewed.
     leased_at: Option<Instant>,
     scanned: u64,
@@ -92,11 +95,6 @@ impl MongodbStore {
         Ok(found.iter().filter_map(SweepRecord::decode).collect())
     }
 
-    /// Deletes the record of a collection that is no longer swept.
-    pub(super) async fn delete_record(&self, namespace: &str) -> Result<(), StoreError> {
-        self.delete_own(RECORDS, doc! { "_id": namespace }).await
-    }
-
     async fn save_record(&self, due: &DueCollection) -> Result<(), StoreError> {
         let records = self.own_collection(RECORDS).await?;
         let saved = records
@@ -109,21 +107,19 @@ impl MongodbStore {
         Ok(())
     }
 
-    /// Sweeps all due collections. Returns whether all are complete, and whether any was swept. Failures of single DSPs are stored
-    /// in `failed`.
+    /// Sweeps all due collections. Returns whether all are complete. Failures of single DSPs are stored in `failed`.
     pub(super) async fn sweep(
         &self,
         expiry: &Expiry<'_>,
-        records: SweepRecords,
         failed: &mut Option<StoreError>,
-    ) -> Result<(bool, bool), StoreError> {
+    ) -> Result<bool, StoreError> {
         let connection = self.connection().await?;
-        let due = self.due(connection, expiry, records, failed).await?;
+        let due = self.due(connection, expiry, failed).await?;
         if expiry.stop.is_cancelled() {
-            return Ok((false, false));
+            return Ok(false);
         }
         if due.is_empty() {
-            return Ok((failed.is_none(), false));
+            return Ok(failed.is_none());
         }
         let now = Instant::now();
         let mut sweep = Sweep {
@@ -134,6 +130,10 @@ impl MongodbStore {
             now: expiry.now.min(server_time(connection).await?),
             pace: SweepPace::new(self.commit_times.median()),
             began: now,
+            time: expiry.time_left.unwrap_or_else(|| {
+                let ttls = due.iter().map(|due| self.options.ttls.of(due.dsp_id));
+                ttls.map(repeat_interval).fold(DAY, Duration::min)
+            }),
             leased_at: None,
             scanned: 0,
             deleted: 0,
@@ -161,7 +161,7 @@ impl MongodbStore {
         }
         let (took, scanned, deleted) = (now.elapsed(), sweep.scanned, sweep.deleted);
         tracing::info!(complete, scanned, deleted, ?took, "sweep ended");
-        Ok((complete, true))
+        Ok(complete)
     }
 
     /// The due collections: least recently swept first; if equal, the smallest first.
@@ -169,19 +169,25 @@ impl MongodbStore {
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
-        mut records: SweepRecords,
         failed: &mut Option<StoreError>,
     ) -> Result<Vec<DueCollection>, StoreError> {
+        let mut records = self.read_records().await?;
         let mut due = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             if expiry.stop.is_cancelled() {
                 break;
             }
             let database = self.database(connection, dsp_id);
-            let namespace = format!("{}.{COOKIES}", database.name());
+            let namespace = namespace(&database);
             let record = records.remove(&namespace).unwrap_or_default();
             let ttl = self.options.ttls.of(dsp_id);
-            if record.is_done(expiry.since, expiry.now, ttl) {
+            let since = match expiry.time_left {
+                Some(_) => expiry.since,
+                None => expiry
+                    .since
+                    .max(ttl::before(expiry.now, repeat_interval(ttl))),
+            };
+            if record.is_done(since, expiry.now, ttl) {
                 continue;
             }
             let documents = self.documents(&database).await;
@@ -292,9 +298,14 @@ impl Sweep<'_> {
     }
 
     fn time_left(&self) -> Duration {
-        let time_left = self.expiry.time_left.unwrap_or(DAY);
-        time_left.saturating_sub(self.began.elapsed())
+        self.time.saturating_sub(self.began.elapsed())
     }
+}
+
+/// Time from the start of a sweep of a collection with this TTL to the next one, if the window never closes. Four scans cost
+/// mongod less than the maintenance of an index on `t`.
+fn repeat_interval(ttl: Duration) -> Duration {
+    ttl / 4
 }
 
 /// The server's time in microseconds since the Unix epoch.

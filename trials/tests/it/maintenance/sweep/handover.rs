@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use consumer::store::mongodb::ExpiryMode;
 use mongodb::bson::{DateTime, doc};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -12,7 +11,7 @@ use testkit::scrape::names;
 use super::{SWEEP_TIMEOUT, fill, is_swept, refresh, user};
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, wait_until},
-    maintenance::{MaintenanceRun, Server, at},
+    maintenance::{ConsumerOptions, MaintenanceRun, Server, at},
     mongods::{ReplicaSet, clear_failpoint, command, direct, start_failable},
 };
 
@@ -99,7 +98,7 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     fill(&server, NAMESPACE, USERS).await?;
     let mut alive = fresh();
     let producer = Producer::start(&dir, &[]).await?;
-    let flags = ["--expiry", "sweep", "--expiry-window", "always"];
+    let flags = ["--expiry-window", "always"];
     let start = async |name: &str| {
         Consumer::start(&dir, name, &[&producer], &with_app_name(&uri, name), &flags).await
     };
@@ -160,7 +159,7 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     let primary = direct(set.members[set.wait_primary().await?].address());
     block_deletions(&primary, "node").await?;
     let uri = with_app_name(&set.uri(), "node");
-    let maintenance = MaintenanceRun::start_on(ExpiryMode::Sweep, &uri, "10T01:10")?;
+    let maintenance = MaintenanceRun::start_on(ConsumerOptions::default(), &uri, "10T01:10")?;
     wait_blocked(&primary).await?;
     ensure!(!is_swept(&server, NAMESPACE).await?);
     let mut random = fastrand::Rng::with_seed(22);

@@ -251,8 +251,4 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "It is at most the duration of a call if the clocks agree, negative if the producer's clock is ahead, and larger if that clock \
          is behind.",
     ),
-    (
-        "consumer_expired_total",
-        "Always 0 with `--expiry index`, because MongoDB then deletes the cookies and counts them as `metrics.ttl.deletedDocuments`.",
-    ),
 ];

@@ -26,11 +26,6 @@ impl SweepRecord {
         })
     }
 
-    /// Whether any pass is complete.
-    pub(in super::super) fn is_swept(&self) -> bool {
-        self.complete.is_some()
-    }
-
     /// When the newest pass began; 0 if a clock that was ahead recorded a time after `now`.
     pub(super) fn last_pass(&self, now: u64) -> u64 {
         if self.at > now { 0 } else { self.at }
