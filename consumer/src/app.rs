@@ -130,7 +130,7 @@ impl App {
         let pages = Pages {
             cookies: CookiePages {
                 tokens: config.cookies_tokens.clone(),
-                lookup: app.store.lookup.clone(),
+                lookup: Arc::clone(&app.store.lookup),
                 deletions: app.deletions.clone(),
                 producers: health.producers().clone(),
                 one: Semaphore::new(1),
@@ -208,20 +208,22 @@ impl App {
             services.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
             let producers = health.producers().clone();
             let upkeep = store.upkeep;
-            let jobs = dsp_deletions::run(deletions.clone(), upkeep.clone(), stop_services.clone());
+            let jobs = dsp_deletions::run(
+                deletions.clone(),
+                Arc::clone(&upkeep),
+                stop_services.clone(),
+            );
             services.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
-            if let Some(upkeep) = upkeep {
-                let maintenance = maintenance::run(
-                    upkeep,
-                    schedule,
-                    Clock::System,
-                    producers.clone(),
-                    deletions.clone(),
-                    metrics.clone(),
-                    stop_services,
-                );
-                services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
-            }
+            let maintenance = maintenance::run(
+                upkeep,
+                schedule,
+                Clock::System,
+                producers.clone(),
+                deletions.clone(),
+                metrics.clone(),
+                stop_services,
+            );
+            services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
             let context = subscription::Context {
                 // Each host name has at least one address, even before it is resolved.
                 producers_min: config.producers.producer.len(),
@@ -292,7 +294,7 @@ impl admin::Pages for Pages {
         let deletions = is_loaded.then_some(deletions);
         match uri.path() {
             cookie_pages::PATH => Box::pin(self.cookies.reply(headers, uri).map(Some)),
-            path => Box::pin(lookup::page(lookup.as_deref(), deletions, path)),
+            path => Box::pin(lookup::page(&**lookup, deletions, path)),
         }
     }
 }

@@ -39,8 +39,6 @@ pub enum StoreConfig {
     Embedded(PathBuf),
     /// A MongoDB connection string. It may contain credentials, which are not printed.
     Mongodb(String),
-    /// Count cookies and discard them.
-    Discard,
 }
 
 /// Validated settings. Printed without secrets.
@@ -148,7 +146,6 @@ impl fmt::Display for StoreConfig {
         match self {
             Self::Embedded(dir) => write!(f, "embedded:{}", dir.display()),
             Self::Mongodb(uri) => f.write_str(&redacted(uri)),
-            Self::Discard => f.write_str("none"),
         }
     }
 }

@@ -49,8 +49,8 @@ runtime::problem_kinds! {
 pub struct CookiePages {
     /// Tokens of clients; without them there are no pages.
     pub tokens: Option<Arc<Reloader<token::File>>>,
-    /// The lookups of the store; without them there are no pages.
-    pub lookup: Option<Arc<dyn Lookup>>,
+    /// The lookups of the store.
+    pub lookup: Arc<dyn Lookup>,
     /// Deletions of cookies that the store may still have.
     pub deletions: Deletions,
     /// The producers, with the positions received from them.
@@ -89,9 +89,7 @@ impl CookiePages {
         }
         let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
         query.before = query.before.min(as_of);
-        let lookup = self.lookup.as_ref();
-        let lookup = lookup.ok_or_else(|| incomplete("the store keeps no cookies"))?;
-        let page = lookup.page(&query, &self.deletions).await;
+        let page = self.lookup.page(&query, &self.deletions).await;
         let page = page.map_err(|error| incomplete(&format!("cannot read the store: {error}")))?;
         let mut body = String::new();
         for (user_id, buyer_uid, accepted) in &page.cookies {

@@ -25,13 +25,9 @@ struct User<'a> {
     unavailable: Vec<u32>,
 }
 
-/// The response to a path of the admin port; `None` if the path is not of a user. `lookup` is `None` if the store keeps no
-/// cookies, and `deletions` until they are loaded.
-pub async fn page(
-    lookup: Option<&dyn Lookup>,
-    deletions: Option<&Deletions>,
-    path: &str,
-) -> Option<Reply> {
+/// The response to a path of the admin port; `None` if the path is not of a user. `deletions` is `None`
+/// until they are loaded.
+pub async fn page(lookup: &dyn Lookup, deletions: Option<&Deletions>, path: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
@@ -46,11 +42,7 @@ pub async fn page(
     let Some(deletions) = deletions else {
         return Some(unreadable("deletions are not loaded yet"));
     };
-    let found = match lookup {
-        Some(lookup) => lookup.lookup(&user_id, deletions).await,
-        None => Ok(LookupResult::default()),
-    };
-    Some(match found {
+    Some(match lookup.lookup(&user_id, deletions).await {
         Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
                 user_id: &user_id,
@@ -107,7 +99,7 @@ mod tests {
         store.write(Arc::new(batch)).await.unwrap();
         let deletions = Deletions::default();
         let status = async |deletions| {
-            let page = page(Some(&store), deletions, "/v1/users/u").await;
+            let page = page(&store, deletions, "/v1/users/u").await;
             page.unwrap().status()
         };
         assert_eq!(status(None).await, 503);
@@ -140,12 +132,12 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
             (&long, 400, r#"{"error":"invalid user id"#),
         ] {
-            let reply = page(Some(&store), Some(&deletions), path).await.unwrap();
+            let reply = page(&store, Some(&deletions), path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
             let content = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
-        let elsewhere = page(Some(&store), Some(&deletions), "/v1/elsewhere").await;
+        let elsewhere = page(&store, Some(&deletions), "/v1/elsewhere").await;
         assert!(elsewhere.is_none());
     }
 }

@@ -3,7 +3,6 @@
 //! The roles of a [`Store`] are those of its callers: the sink writes [`Cookies`], HTTP requests use [`Lookup`], the retry
 //! queue uses [`Backlog`], and maintenance uses [`Upkeep`].
 
-pub mod discard;
 pub mod embedded;
 pub mod mongodb;
 
@@ -23,17 +22,17 @@ use crate::{
 /// Maximum number of cookies in a page.
 pub const PAGE_COOKIES_MAX: usize = 1_000;
 
-/// A store with the roles that it has.
+/// The roles of one store.
 #[derive(Debug, Clone)]
 pub struct Store {
     /// Its cookies, for the sink.
     pub cookies: Arc<dyn Cookies>,
-    /// Its lookups; `None` if it keeps no cookies.
-    pub lookup: Option<Arc<dyn Lookup>>,
+    /// Its lookups.
+    pub lookup: Arc<dyn Lookup>,
     /// Its retry queue; `None` if it defers no cookies.
     pub backlog: Option<Arc<dyn Backlog>>,
-    /// Its maintenance; `None` if nothing in it expires.
-    pub upkeep: Option<Arc<dyn Upkeep>>,
+    /// Its maintenance.
+    pub upkeep: Arc<dyn Upkeep>,
 }
 
 impl Store {
@@ -42,9 +41,9 @@ impl Store {
         let store = Arc::new(store);
         Self {
             cookies: Arc::clone(&store) as _,
-            lookup: Some(Arc::clone(&store) as _),
+            lookup: Arc::clone(&store) as _,
             backlog: Some(Arc::clone(&store) as _),
-            upkeep: Some(store),
+            upkeep: store,
         }
     }
 }

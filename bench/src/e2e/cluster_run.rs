@@ -237,7 +237,7 @@ impl ClusterRun {
             let name = node.name.clone();
             let check = StoreCheck::new(&name, &sent, &may_be_lost, was_restarted(index));
             match verify_node(node, check).await {
-                Ok(verdict) => verification.verdicts.extend(verdict),
+                Ok(verdict) => verification.verdicts.push(verdict),
                 Err(error) => verification.failed.push(format!("{name}: {error:#}")),
             }
         }
@@ -245,15 +245,14 @@ impl ClusterRun {
     }
 }
 
-/// Verifies the store of a node; `None` without a store.
-async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<StoreVerdict>> {
+/// Verifies the store of a node.
+async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<StoreVerdict> {
     if let Some(process) = node.backend.process() {
         process.check()?;
     }
     let verdict = match &node.backend {
         StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), check).await,
         StoreBackend::Embedded(dir) => verify::embedded(dir, check).await,
-        StoreBackend::None => return Ok(None),
     };
-    verdict.context("failed to read the store").map(Some)
+    verdict.context("failed to read the store")
 }

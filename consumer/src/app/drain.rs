@@ -113,11 +113,12 @@ mod tests {
     use std::future::pending;
 
     use runtime::metrics::Registry;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::config::Config;
 
-    fn config(store: &str, drain_timeout: &str) -> Config {
+    fn config(dir: &TempDir, drain_timeout: &str) -> Config {
         let arguments = [
             "consumer",
             "--admin=127.0.0.1:0",
@@ -125,7 +126,7 @@ mod tests {
         ];
         let arguments = arguments.into_iter().map(str::to_owned);
         let more = [
-            format!("--store={store}"),
+            format!("--store=embedded:{}", dir.path().display()),
             format!("--drain-timeout={drain_timeout}"),
         ];
         Config::load(arguments.chain(more).map(Into::into)).unwrap()
@@ -133,7 +134,8 @@ mod tests {
 
     #[tokio::test]
     async fn idle_consumer_drains_immediately() {
-        let app = App::start(config("none", "10s"), Registry::new())
+        let dir = TempDir::new().unwrap();
+        let app = App::start(config(&dir, "10s"), Registry::new())
             .await
             .unwrap();
         let began = Instant::now();
@@ -143,8 +145,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn drain_ends_within_its_timeout() {
+        let dir = TempDir::new().unwrap();
         for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
-            let config = config("none", drain_timeout);
+            let config = config(&dir, drain_timeout);
             let max = config.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
             // Tasks that never end.

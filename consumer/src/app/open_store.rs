@@ -2,7 +2,7 @@
 
 use crate::{
     config::{Config, StoreConfig},
-    store::{Store, discard::DiscardStore, embedded::EmbeddedStore, mongodb::MongodbStore},
+    store::{Store, embedded::EmbeddedStore, mongodb::MongodbStore},
 };
 
 /// Opens the configured store. MongoDB is not contacted yet.
@@ -18,6 +18,5 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
         StoreConfig::Mongodb(uri) => {
             Store::with_all_roles(MongodbStore::new(config.mongodb_store(uri)))
         }
-        StoreConfig::Discard => DiscardStore.into(),
     })
 }

@@ -80,7 +80,7 @@ pub struct ProducersArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Storage")]
 pub struct StorageArgs {
-    /// Store for cookies: embedded:DIR, mongodb://…, mongodb+srv://…, or none (cookies are counted and discarded)
+    /// Store for cookies: embedded:DIR, mongodb://… or mongodb+srv://…
     #[arg(
         long,
         value_name = "STORE",

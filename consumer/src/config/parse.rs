@@ -62,11 +62,8 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
         }
         return store::mongodb::check_uri(text).map(|()| StoreConfig::Mongodb(text.to_owned()));
     }
-    if text == "none" {
-        return Ok(StoreConfig::Discard);
-    }
     // The text is not repeated: it may be a misspelled connection string with a password.
-    Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
+    Err("expected embedded:DIR, mongodb://… or mongodb+srv://…".to_owned())
 }
 
 /// Parses a DSP id; `None` for an empty list item.

@@ -54,7 +54,7 @@ impl Node {
             tokens: Some(Arc::new(
                 Reloader::load(token::File::new(file.unwrap())).unwrap(),
             )),
-            lookup: Some(Arc::clone(&store) as _),
+            lookup: Arc::clone(&store) as _,
             deletions: Deletions::default(),
             producers,
             one: Semaphore::new(1),

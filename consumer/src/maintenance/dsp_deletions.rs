@@ -15,11 +15,11 @@ use crate::{
 /// How often old deletions are removed.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Runs until `stop`. An unfinished job continues after the next start. A store without upkeep has nothing to remove.
-pub async fn run(deletions: Deletions, upkeep: Option<Arc<dyn Upkeep>>, stop: CancellationToken) {
+/// Runs until `stop`. An unfinished job continues after the next start.
+pub async fn run(deletions: Deletions, upkeep: Arc<dyn Upkeep>, stop: CancellationToken) {
     tokio::join!(
-        run_jobs(&deletions, upkeep.as_deref(), &stop),
-        remove_old(&deletions, upkeep.as_deref(), &stop),
+        run_jobs(&deletions, &*upkeep, &stop),
+        remove_old(&deletions, &*upkeep, &stop),
     );
 }
 
@@ -28,7 +28,7 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_secs(1), Duration::from_secs(60))
 }
 
-async fn run_jobs(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &CancellationToken) {
+async fn run_jobs(deletions: &Deletions, upkeep: &dyn Upkeep, stop: &CancellationToken) {
     let mut changes = deletions.changes();
     let mut backoff = backoff();
     while !stop.is_cancelled() {
@@ -51,7 +51,7 @@ async fn run_jobs(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &Can
 }
 
 /// Removes old deletions from the table, and from the store whenever the table has removed some.
-async fn remove_old(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &CancellationToken) {
+async fn remove_old(deletions: &Deletions, upkeep: &dyn Upkeep, stop: &CancellationToken) {
     let mut changes = deletions.changes();
     let mut hourly = interval(REMOVAL_INTERVAL);
     let mut backoff = backoff();
@@ -66,9 +66,7 @@ async fn remove_old(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &C
         if floor == stored_floor {
             continue;
         }
-        if let Some(upkeep) = upkeep
-            && let Err(error) = upkeep.remove_deletions_until(floor).await
-        {
+        if let Err(error) = upkeep.remove_deletions_until(floor).await {
             tracing::warn!(%error, "failed to remove old deletion records, retrying");
             stop.run_until_cancelled(sleep(backoff.delay())).await;
             changes.mark_changed();
@@ -82,17 +80,13 @@ async fn remove_old(deletions: &Deletions, upkeep: Option<&dyn Upkeep>, stop: &C
 /// Returns false if it failed.
 async fn remove_dsp(
     deletions: &Deletions,
-    upkeep: Option<&dyn Upkeep>,
+    upkeep: &dyn Upkeep,
     job: &DspDeletion,
     stop: &CancellationToken,
 ) -> bool {
     let dsp_id = job.dsp_id;
     tracing::info!(dsp_id, "deleting all cookies of a DSP");
-    let removed = match upkeep {
-        Some(upkeep) => upkeep.remove_dsp(job, stop).await,
-        None => Ok(Some(0)),
-    };
-    match removed {
+    match upkeep.remove_dsp(job, stop).await {
         Ok(Some(removed)) => {
             deletions.finish_job(job);
             tracing::info!(dsp_id, removed, "deleted all cookies of a DSP");

@@ -196,9 +196,9 @@ impl From<EmbeddedStore> for Store {
         let store = Arc::new(store);
         Self {
             cookies: Arc::clone(&store) as _,
-            lookup: Some(Arc::clone(&store) as _),
+            lookup: Arc::clone(&store) as _,
             backlog: None,
-            upkeep: Some(store),
+            upkeep: store,
         }
     }
 }

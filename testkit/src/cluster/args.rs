@@ -39,8 +39,6 @@ pub enum StoreChoice {
     Embedded,
     /// A mongod for odd nodes, an embedded store for even ones.
     Mixed,
-    /// No store: cookies are counted and discarded.
-    None,
 }
 
 impl StoreChoice {
@@ -59,7 +57,6 @@ impl StoreChoice {
             Self::Mongodb => "mongodb",
             Self::Embedded => "embedded",
             Self::Mixed => "mongodb and embedded",
-            Self::None => "none",
         }
     }
 }

@@ -29,8 +29,6 @@ pub enum StoreBackend {
     Mongod(Box<Mongod>),
     /// An embedded store in this directory.
     Embedded(PathBuf),
-    /// No store.
-    None,
 }
 
 impl StoreBackend {
@@ -56,7 +54,6 @@ impl StoreBackend {
             StoreChoice::Embedded | StoreChoice::Mixed => {
                 Self::Embedded(dir.join(format!("store-{number}")))
             }
-            StoreChoice::None => Self::None,
         })
     }
 
@@ -65,7 +62,6 @@ impl StoreBackend {
         match self {
             Self::Mongod(mongod) => mongod.uri(),
             Self::Embedded(dir) => format!("embedded:{}", dir.display()),
-            Self::None => "none".to_owned(),
         }
     }
 
@@ -73,7 +69,7 @@ impl StoreBackend {
     pub fn process(&mut self) -> Option<&mut Process> {
         match self {
             Self::Mongod(mongod) => Some(mongod.process()),
-            _ => None,
+            Self::Embedded(_) => None,
         }
     }
 }

@@ -1,9 +1,29 @@
 //! Fuzz target of the consumer's admin port: paths of requests.
 
-use consumer::{deletions::Deletions, lookup};
+use async_trait::async_trait;
+use consumer::{
+    deletions::Deletions,
+    lookup,
+    store::{Lookup, LookupResult, Page, PageQuery, StoreError},
+};
 use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
+
+/// A store without cookies.
+#[derive(Debug)]
+struct EmptyStore;
+
+#[async_trait]
+impl Lookup for EmptyStore {
+    async fn lookup(&self, _: &str, _: &Deletions) -> Result<LookupResult, StoreError> {
+        Ok(LookupResult::default())
+    }
+
+    async fn page(&self, _: &PageQuery, _: &Deletions) -> Result<Page, StoreError> {
+        Ok(Page::default())
+    }
+}
 
 /// Requests a path. A user path must get a JSON response, because the user is invalid or unknown. Other paths must get no
 /// response.
@@ -14,7 +34,7 @@ pub fn lookup(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else {
         return;
     };
-    let answer = lookup::page(None, Some(&Deletions::default()), path).now_or_never();
+    let answer = lookup::page(&EmptyStore, Some(&Deletions::default()), path).now_or_never();
     let answer = answer.expect("no store delays the response");
     let is_user_path = path.starts_with("/v1/users/");
     let Some(answer) = answer else {

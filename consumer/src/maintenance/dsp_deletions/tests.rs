@@ -76,7 +76,7 @@ async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
     deletions.begin_jobs(&[deletion("", 1, now)]);
     let stop = CancellationToken::new();
     let mut running = JoinSet::new();
-    running.spawn(run(deletions.clone(), Some(Arc::new(store)), stop));
+    running.spawn(run(deletions.clone(), Arc::new(store), stop));
     for at in 1..4 {
         deletions.add(&deletion("u", 1, now + at));
         deletions.add(&deletion("v", 1, now + at));

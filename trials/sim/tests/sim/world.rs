@@ -201,7 +201,6 @@ impl World {
             "consumer".to_owned(),
             format!("--name={}", Host::Consumer(at).name()),
             format!("--producer={}", producers.join(",")),
-            "--store=none".to_owned(),
             format!("--flush-interval={}ms", plan.flush.as_millis()),
             format!("--batch-cookies={}", plan.batch_cookies),
             format!("--buffer-bytes={}", plan.buffer_bytes),

@@ -163,11 +163,25 @@ async fn consumer_reads_over_tls_from_a_trusted_producer_only() -> Result<()> {
 
     let other = Authority::new("others")?.write(dir.path(), "other.pem")?;
     let flags = ["--tls-ca", &other];
-    let untrusting = Consumer::spawn(&dir, "untrusting", &[&url], "none", &flags).await?;
+    let untrusting = Consumer::spawn(
+        &dir,
+        "untrusting",
+        &[&url],
+        &embedded(&dir.path().join("untrusting")),
+        &flags,
+    )
+    .await?;
     let log = || untrusting.process.last_lines(usize::MAX);
     wait_logged_times(log, "not signed by an authority of --tls-ca", 1).await?;
     let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
-    let misnamed = Consumer::spawn(&dir, "misnamed", &[&url], "none", &flags).await?;
+    let misnamed = Consumer::spawn(
+        &dir,
+        "misnamed",
+        &[&url],
+        &embedded(&dir.path().join("misnamed")),
+        &flags,
+    )
+    .await?;
     let log = || misnamed.process.last_lines(usize::MAX);
     wait_logged_times(log, "certificate is not for other.test", 1).await
 }

@@ -8,7 +8,7 @@ use testkit::{
 };
 
 use crate::{
-    harness::{Consumer, Producer, TIMEOUT, sync_request, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, embedded, sync_request, wait_until},
     stream_client::{CookieStream, Subscription, from_cursor, from_newest},
 };
 
@@ -165,7 +165,14 @@ async fn consumer_exports_the_state_of_each_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--id", "one"]).await?;
     producer.accept_load(1, 1_000).await?;
-    let consumer = Consumer::start(&dir, "node", &[&producer], "none", &[]).await?;
+    let consumer = Consumer::start(
+        &dir,
+        "node",
+        &[&producer],
+        &embedded(&dir.path().join("store")),
+        &[],
+    )
+    .await?;
     consumer.wait_settled(1_000).await?;
     let one = [("producer", "one")];
     wait_until(TIMEOUT, "every cookie is durable", async || {

@@ -72,18 +72,14 @@ async fn described() -> Result<Vec<MetricDescription>> {
         producer::config::Config::load(args.map(Into::into))
     };
     let consumer = |more: &[String]| {
-        let args = [
-            "consumer",
-            "--admin=127.0.0.1:0",
-            "--name=node",
-            "--store=none",
-        ];
+        let args = ["consumer", "--admin=127.0.0.1:0", "--name=node"];
         let args = args
             .map(ToOwned::to_owned)
             .into_iter()
             .chain(more.iter().cloned());
         let letters = format!("--dead-letters={path}/letters");
-        consumer::Config::load(args.chain([letters]).map(Into::into))
+        let store = format!("--store=embedded:{path}/store");
+        consumer::Config::load(args.chain([letters, store]).map(Into::into))
     };
     let open = producer::app::App::start(producer(&[])?).await?;
     let secure = producer::app::App::start(producer(&files.of_producer)?).await?;

@@ -8,7 +8,7 @@ use testkit::{
     http::{HttpClient, Response},
 };
 
-use crate::harness::{Consumer, Producer, wait_logged};
+use crate::harness::{Consumer, Producer, embedded, wait_logged};
 
 async fn send(admin: &str, request: &str) -> Result<Response> {
     let mut connection = HttpClient::connect(admin).await?;
@@ -74,7 +74,14 @@ async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<
 async fn readyz_explains_each_component() -> Result<()> {
     let dir = TempDir::new()?;
     let unreachable = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
+    let consumer = Consumer::spawn(
+        &dir,
+        "node",
+        &unreachable,
+        &embedded(&dir.path().join("store")),
+        &[],
+    )
+    .await?;
     consumer
         .wait_not_ready(
             "producers: no producer is connected; known addresses: 1; 127.0.0.1:1 of http://127.0.0.1:1",
@@ -98,7 +105,14 @@ async fn readyz_explains_each_component() -> Result<()> {
 async fn unreachable_producer_and_store_are_logged_as_warnings() -> Result<()> {
     let dir = TempDir::new()?;
     let unreachable = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
+    let consumer = Consumer::spawn(
+        &dir,
+        "node",
+        &unreachable,
+        &embedded(&dir.path().join("store")),
+        &[],
+    )
+    .await?;
     let no_producer = "WARN consumer::subscription: no stream from this address, retrying";
     wait_logged(&consumer.process, no_producer).await?;
     let uri = "mongodb://127.0.0.1:1";
