@@ -81,6 +81,18 @@ pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
 pub(crate) const MEMORY_BYTES: usize = LIMITS.connections_max * body::REQUEST_BYTES
     + token::TOKENS_MAX * idempotency::CLIENT_BYTES_MAX;
 
+/// Registers the counter of deletions by scope.
+///
+/// # Errors
+/// When the metric is registered already.
+pub fn register_deletions(registry: &Registry) -> prometheus::Result<IntCounterVec> {
+    let deletions: IntCounterVec = registry.add(producer::DELETIONS_APPENDED)?;
+    for scope in ["user", "pair", "dsp", "bulk", "optout"] {
+        deletions.with_label_values(&[scope]);
+    }
+    Ok(deletions)
+}
+
 /// The API of one producer.
 #[derive(Debug, Clone)]
 pub struct Api {

@@ -15,7 +15,6 @@ use runtime::{
 };
 use tokio::{net::TcpListener, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
-use tonic_health::server::HealthReporter;
 
 pub use self::config_reload::RuntimeConfig;
 use crate::{
@@ -24,15 +23,15 @@ use crate::{
     contracts::Contracts,
     dsps::Dsps,
     edge::{self, Edge, mint::UidMode, opt_out::OptOut},
-    epoch_history,
+    epoch_history::{self, EpochHistory},
     inlet::{self, Inlet},
     log::{self, Log},
     memory, metrics,
     readiness::{AcceptTask, Readiness},
     security::AccessControl,
-    server::Server,
+    server::{Health, Server},
     streams::{
-        self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+        self, Streams, in_flight::StreamBudget, subscribers::Subscribers,
         times_to_live::TimesToLive,
     },
 };
@@ -63,9 +62,19 @@ pub struct App {
     draining: CancellationToken,
     /// The settings that a reload can change.
     pub runtime_config: RuntimeConfig,
-    health: HealthReporter,
+    health: Health,
     dsps: Dsps,
     times_to_live: TimesToLive,
+}
+
+/// The parts that the app does not need once they are started.
+struct Parts {
+    producer_id: String,
+    edge: Edge,
+    server: Server,
+    access: AccessControl,
+    /// Counts deletions by scope.
+    deletions: IntCounterVec,
 }
 
 /// Bound addresses.
@@ -113,38 +122,55 @@ impl App {
         timers: impl FnOnce(Log) -> T,
     ) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
-        let registry = Registry::new();
-        let producer_id = config
-            .network
-            .id
-            .clone()
-            .unwrap_or_else(|| default_id(addresses.grpc));
-        let (epoch_history, current_epoch) = epoch_history::begin(
-            config.network.state.as_deref(),
-            &producer_id,
-            epoch_history::new_epoch(),
-            &registry,
-        )?;
-        let epoch = epoch_history.epoch();
-        let progress = current_epoch.map(|it| Box::new(it) as Box<dyn log::Progress>);
-        let log = log::Config {
-            epoch,
-            bytes_max: config.retention.log_bytes,
-            chunk_bytes: config.retention.chunk_bytes,
-            chunk_age: config.retention.chunk_age,
-            idle_after: HEARTBEAT,
-        };
-        let log = Log::with_progress(log, progress);
-        let subscribers = Subscribers::new(
-            config.retention.subscriber_retention,
-            config.limits.subscribers,
-        );
-        let queue_cookies_max = config.retention.queue_cookies as u64;
-        metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
+        let (app, parts) = Self::build(&config, addresses).await?;
+        app.start_inlet_and_log(timers);
+        if let Some(port) = ports.api {
+            app.start_api(port, &parts, &config)?;
+        }
+        let http = app.start_edge(ports.http, parts.edge, &parts.access, &config)?;
+        let grpc = app.start_streams(ports.grpc, parts.server, parts.access)?;
         let exposure = config.security.exposure(addresses.grpc);
         if let Some(exposure) = exposure {
             tracing::warn!(grpc = %addresses.grpc, "{exposure}");
         }
+        let readiness = Readiness {
+            draining: app.draining.clone(),
+            http: AcceptTask {
+                address: addresses.http,
+                exposure: None,
+                task: http,
+            },
+            grpc: AcceptTask {
+                address: addresses.grpc,
+                exposure,
+                task: grpc,
+            },
+            dsps: app.dsps.clone(),
+            inlet: app.inlet.clone(),
+        };
+        app.services.serve_admin(ports.admin, readiness)?;
+        tracing::info!(
+            producer = %parts.producer_id, epoch = app.log.epoch(),
+            http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            api = addresses.api.map(tracing::field::display),
+            memory_bytes_max = memory::bytes_max(&config),
+            "producer started"
+        );
+        Ok(app)
+    }
+
+    /// Builds all parts and registers their metrics.
+    async fn build(config: &Config, addresses: Addresses) -> anyhow::Result<(Self, Parts)> {
+        let registry = Registry::new();
+        let id = config.network.id.clone();
+        let producer_id = id.unwrap_or_else(|| default_id(addresses.grpc));
+        let (log, epoch_history) = open_log(config, &producer_id, &registry)?;
+        let retention = &config.retention;
+        let subscribers =
+            Subscribers::new(retention.subscriber_retention, config.limits.subscribers);
+        let queue_cookies_max = retention.queue_cookies as u64;
+        metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
+        let deletions = api::register_deletions(&registry)?;
         let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
@@ -159,131 +185,118 @@ impl App {
             log: log.clone(),
             subscribers: subscribers.clone(),
             budget: StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?,
-            refusals: Refusals::register(&registry)?,
             producer_id: producer_id.clone(),
             queue_cookies_max,
-            rewind_bytes: config.retention.rewind_bytes,
+            rewind_bytes: retention.rewind_bytes,
             epoch_history,
             times_to_live: times_to_live.clone(),
         });
         let server = Server::new(streams, &registry).await?;
-        let edge = edge::Metrics::register(&registry, file, contracts)?;
-        let services = Services::register(&registry, "producer", true)?;
+        let draining = CancellationToken::new();
+        let edge = Edge {
+            inlet: inlet.clone(),
+            opt_out: opt_out(config, &deletions),
+            uid: config.network.uid,
+            cookies: config.cookies.clone(),
+            metrics: edge::Metrics::register(&registry, file, contracts)?,
+            rejection_log: edge::rejection_log(),
+            draining: draining.clone(),
+        };
         let app = Self {
             addresses,
             log,
-            runtime_config: RuntimeConfig::new(&config, subscribers.clone()),
+            runtime_config: RuntimeConfig::new(config, subscribers.clone()),
             subscribers,
             inlet,
             inlet_stage: Stage::default(),
             edge: Stage::default(),
             api: Stage::default(),
             streams: Stage::default(),
-            services: services.clone(),
-            draining: CancellationToken::new(),
-            health: server.health.clone(),
-            dsps: edge.dsps.clone(),
+            services: Services::register(&registry, "producer", true)?,
+            draining,
+            health: server.health().clone(),
+            dsps: edge.metrics.dsps.clone(),
             times_to_live,
         };
-        let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS_APPENDED)?;
-        for scope in ["user", "pair", "dsp", "bulk", "optout"] {
-            deletions.with_label_values(&[scope]);
-        }
-        let opt_out = config.api.opt_out.clone();
-        if let Some(opt_out) = &opt_out
-            && config.network.uid == UidMode::MintPartitioned
-        {
-            tracing::warn!(
-                frame_origins = opt_out.frame_origins.join(" "),
-                "with --uid mint-partitioned, an opt-out holds only on websites that show the opt-out page in a frame"
-            );
-        }
-        let opt_out = opt_out.map(|it| OptOut::new(it, deletions.with_label_values(&["optout"])));
-        let edge = Edge {
-            inlet: app.inlet.clone(),
-            opt_out,
-            uid: config.network.uid,
-            cookies: config.cookies.clone(),
-            metrics: edge,
-            rejection_log: edge::rejection_log(),
-            draining: app.draining.clone(),
+        let http_connections = config.limits.http_connections;
+        let access = config
+            .security
+            .open(&app.services, &app.streams, http_connections)?;
+        let parts = Parts {
+            producer_id,
+            edge,
+            server,
+            access,
+            deletions,
         };
-        let access =
-            config
-                .security
-                .open(&services, &app.streams, config.limits.http_connections)?;
-        if let Some(port) = ports.api {
-            let parts = api::Parts {
-                producer_id: producer_id.clone(),
-                inlet: app.inlet.clone(),
-                dsps: app.dsps.clone(),
-                subscribers: app.subscribers.clone(),
-                draining: app.draining.clone(),
-                deletions,
-                limits: config.api.limits,
-                lag_max: api::LAG_MAX,
-            };
-            let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
-            services.watch(config.api.tokens.as_ref(), &app.api);
-            let tls = access.api_tls.clone();
-            let (limits, metrics) = (app.runtime_config.api, services.connections("api")?);
-            let serving = api.serve(port, tls, limits, metrics, app.api.clone());
-            app.api.tasks.spawn(serving);
-        }
-        let serving_edge = edge.serve(
-            ports.http,
-            config.network.proxies(),
-            access.http_tls.clone(),
-            app.runtime_config.http.subscribe(),
-            services.connections("http")?,
-            app.edge.clone(),
-        );
-        let readiness = Readiness {
-            draining: app.draining.clone(),
-            http: AcceptTask {
-                address: addresses.http,
-                exposure: None,
-                task: app.edge.tasks.spawn(serving_edge).abort_handle(),
-            },
-            grpc: AcceptTask {
-                address: addresses.grpc,
-                exposure,
-                task: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
-            },
-            dsps: app.dsps.clone(),
-            inlet: app.inlet.clone(),
-        };
-        app.streams.tasks.spawn(timers(app.log.clone()));
-        app.start_inlet();
-        services.serve_admin(ports.admin, readiness)?;
-        tracing::info!(
-            producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
-            api = addresses.api.map(tracing::field::display),
-            memory_bytes_max = memory::bytes_max(&config),
-            "producer started"
-        );
-        Ok(app)
+        Ok((app, parts))
     }
 
-    fn start_inlet(&self) {
+    fn start_inlet_and_log<T: Future<Output = ()> + Send + 'static>(
+        &self,
+        timers: impl FnOnce(Log) -> T,
+    ) {
         let (stage, inlet) = (&self.inlet_stage, &self.inlet);
         stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
         stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
+        self.streams.tasks.spawn(timers(self.log.clone()));
+    }
+
+    fn start_api(
+        &self,
+        listener: impl Listener,
+        parts: &Parts,
+        config: &Config,
+    ) -> anyhow::Result<()> {
+        let api = api::Parts {
+            producer_id: parts.producer_id.clone(),
+            inlet: self.inlet.clone(),
+            dsps: self.dsps.clone(),
+            subscribers: self.subscribers.clone(),
+            draining: self.draining.clone(),
+            deletions: parts.deletions.clone(),
+            limits: config.api.limits,
+            lag_max: api::LAG_MAX,
+        };
+        let api = Api::new(api, config.api.tokens.clone(), &self.services.registry)?;
+        self.services.watch(config.api.tokens.as_ref(), &self.api);
+        let tls = parts.access.api_tls.clone();
+        let (limits, metrics) = (self.runtime_config.api, self.services.connections("api")?);
+        let serving = api.serve(listener, tls, limits, metrics, self.api.clone());
+        self.api.tasks.spawn(serving);
+        Ok(())
+    }
+
+    fn start_edge(
+        &self,
+        listener: impl Listener,
+        edge: Edge,
+        access: &AccessControl,
+        config: &Config,
+    ) -> anyhow::Result<AbortHandle> {
+        let serving = edge.serve(
+            listener,
+            config.network.proxies(),
+            access.http_tls.clone(),
+            self.runtime_config.http.subscribe(),
+            self.services.connections("http")?,
+            self.edge.clone(),
+        );
+        Ok(self.edge.tasks.spawn(serving).abort_handle())
     }
 
     fn start_streams(
         &self,
         listener: impl Listener,
-        access: AccessControl,
         server: Server,
-        connections: listen::Metrics,
-    ) -> AbortHandle {
+        access: AccessControl,
+    ) -> anyhow::Result<AbortHandle> {
         let stage = &self.streams;
         let accepting = stage.tasks.spawn(server.serve(
             listener,
             access,
             self.runtime_config.grpc.subscribe(),
-            connections,
+            self.services.connections("grpc")?,
             stage.clone(),
         ));
         let (subscribers, stop) = (self.subscribers.clone(), stage.stop.clone());
@@ -296,8 +309,43 @@ impl App {
             };
             stop.run_until_cancelled(sweeping).await;
         });
-        accepting.abort_handle()
+        Ok(accepting.abort_handle())
     }
+}
+
+/// Begins an epoch with an empty log.
+fn open_log(
+    config: &Config,
+    producer_id: &str,
+    registry: &Registry,
+) -> anyhow::Result<(Log, EpochHistory)> {
+    let (epoch_history, current_epoch) = epoch_history::begin(
+        config.network.state.as_deref(),
+        producer_id,
+        epoch_history::new_epoch(),
+        registry,
+    )?;
+    let progress = current_epoch.map(|it| Box::new(it) as Box<dyn log::Progress>);
+    let log = log::Config {
+        epoch: epoch_history.epoch(),
+        bytes_max: config.retention.log_bytes,
+        chunk_bytes: config.retention.chunk_bytes,
+        chunk_age: config.retention.chunk_age,
+        idle_after: HEARTBEAT,
+    };
+    Ok((Log::with_progress(log, progress), epoch_history))
+}
+
+fn opt_out(config: &Config, deletions: &IntCounterVec) -> Option<OptOut> {
+    let opt_out = config.api.opt_out.clone()?;
+    if config.network.uid == UidMode::MintPartitioned {
+        tracing::warn!(
+            frame_origins = opt_out.frame_origins.join(" "),
+            "with --uid mint-partitioned, an opt-out holds only on websites that show the opt-out page in a frame"
+        );
+    }
+    let deletions = deletions.with_label_values(&["optout"]);
+    Some(OptOut::new(opt_out, deletions))
 }
 
 impl Ports<TcpListener> {

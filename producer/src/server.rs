@@ -4,6 +4,11 @@ mod call;
 mod calls;
 mod connection;
 mod pipe;
+mod refusals;
+mod request;
+mod service;
+mod status;
+mod stream_body;
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +19,15 @@ use runtime::{
 };
 use tokio::sync::watch;
 use tonic::service::Routes;
-use tonic_health::server::HealthReporter;
+use tonic_health::{ServingStatus, server::HealthReporter};
 
 pub(crate) use self::{
     calls::BYTES_MAX as CALLS_BYTES_MAX,
     connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
 };
-use self::{calls::CallLimits, connection::GrpcConnection};
+use self::{
+    calls::CallLimits, connection::GrpcConnection, refusals::Refusals, service::StreamService,
+};
 use crate::{security::AccessControl, streams::Streams};
 
 /// Maximum size of health check and reflection requests, which name a service or a symbol.
@@ -33,9 +40,22 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
-    /// Reporter of the health service, for the drain.
-    pub health: HealthReporter,
+    health: Health,
     limits: CallLimits,
+}
+
+/// The health service; clones share it.
+#[derive(Debug, Clone)]
+pub struct Health(HealthReporter);
+
+impl Health {
+    /// Reports that the producer drains.
+    pub async fn set_not_serving(&self) {
+        self.0.set_not_serving::<StreamService>().await;
+        // For probes that do not specify a service.
+        let overall = self.0.set_service_status("", ServingStatus::NotServing);
+        overall.await;
+    }
 }
 
 impl Server {
@@ -51,7 +71,8 @@ impl Server {
         };
         let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
         let (reporter, health) = tonic_health::server::health_reporter();
-        reporter.set_serving::<Streams>().await;
+        reporter.set_serving::<StreamService>().await;
+        let streams = StreamService::new(streams, Refusals::register(registry)?);
         let routes = Routes::default()
             .add_service(streams)
             .add_service(health.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX))
@@ -60,9 +81,14 @@ impl Server {
             .prepare();
         Ok(Self {
             routes,
-            health: reporter,
+            health: Health(reporter),
             limits: CallLimits::register(registry)?,
         })
+    }
+
+    /// The health service, for the drain.
+    pub fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Accepts connections that pass `access` until the stage stops. Each connection then ends after its last call: streams end

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use tokio::time::Instant;
-use tonic_health::ServingStatus;
 
 use super::App;
-use crate::{config::Shutdown, streams::Streams};
+use crate::config::Shutdown;
 
 /// Maximum time to wait for HTTP clients. A client that sends half a request or does not read its responses must not use
 /// up the time for the subscribers.
@@ -27,12 +26,7 @@ impl App {
     /// When a connected subscriber did not receive all cookies in time; it loses the rest.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
-        self.health.set_not_serving::<Streams>().await;
-        // For probes that do not specify a service.
-        let overall = self
-            .health
-            .set_service_status("", ServingStatus::NotServing);
-        overall.await;
+        self.health.set_not_serving().await;
         let Shutdown {
             drain_delay: delay,
             drain_timeout: timeout,

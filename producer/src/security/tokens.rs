@@ -17,7 +17,6 @@ use runtime::{
     reload::Reloader,
     token::{self, TokenError},
 };
-use tonic::Status;
 
 use crate::log_gate::LogGate;
 
@@ -72,8 +71,8 @@ impl TokenCheck {
     /// Admits a call that carries a valid token or needs none.
     ///
     /// # Errors
-    /// `UNAUTHENTICATED`, with the reason.
-    pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Status> {
+    /// When the token is missing or invalid.
+    pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), TokenError> {
         let Err(error) = self.check(request.uri().path(), request.headers()) else {
             return Ok(());
         };
@@ -82,7 +81,7 @@ impl TokenCheck {
             let rejected = suppressed + 1;
             tracing::warn!(%peer, reason = %error, rejected, "calls rejected");
         }
-        Err(Status::unauthenticated(error.to_string()))
+        Err(error)
     }
 }
 

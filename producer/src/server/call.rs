@@ -25,12 +25,9 @@ use tower::Service;
 use super::{
     calls::{Grant, is_stream},
     pipe::{Data, Pipe, PipeEnd, SentResponse},
+    service::SupersedeToken,
 };
-use crate::streams::{
-    SupersedeToken,
-    in_flight::InFlight,
-    status::{draining, superseded},
-};
+use crate::streams::{StreamEnd, in_flight::InFlight};
 
 /// Time limit until the response begins. Streaming calls have a shorter limit for their request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -102,7 +99,7 @@ pub(super) async fn run(
             Ok(Ok(response)) => response,
             Err(_) => Status::deadline_exceeded("request message not received in time").into_http(),
         },
-        () = context.stopping.cancelled() => draining().into_http(),
+        () = context.stopping.cancelled() => Status::from(StreamEnd::Draining).into_http(),
         _ = poll_fn(|context| respond.poll_reset(context)) => return,
     };
     let (mut head, body) = response.into_parts();
@@ -118,14 +115,14 @@ pub(super) async fn run(
         if let Some(SupersedeToken(supersede)) = supersede {
             pipe = pipe.ending_early(Box::pin(async move {
                 supersede.cancelled().await;
-                superseded()
+                StreamEnd::Superseded.into()
             }));
         }
     } else {
         let stopping = context.stopping.clone();
         pipe = pipe.ending_early(Box::pin(async move {
             stopping.cancelled().await;
-            draining()
+            StreamEnd::Draining.into()
         }));
     }
     // This drops the body and its lease, so that the subscriber counts as disconnected.

@@ -144,7 +144,8 @@ impl ConnectionLimits {
 
     fn check<B>(&self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
         if let Some(tokens) = &self.tokens {
-            tokens.admit(request, self.peer)?;
+            let admitted = tokens.admit(request, self.peer);
+            admitted.map_err(|error| Status::unauthenticated(error.to_string()))?;
         }
         let limits = &self.limits;
         let permits = match request.uri().path() {

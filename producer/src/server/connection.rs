@@ -18,8 +18,8 @@ use super::{
     call::{self, CallContext},
     calls::{ConnectionLimits, REFUSED_MAX},
     pipe::Data,
+    service::Peer,
 };
-use crate::streams::Peer;
 
 /// A stream with this many bytes in its send buffer takes no further chunk from the log; enough to keep the kernel busy. A
 /// stream whose client has closed its window has two chunks in flight: one partly sent, and one waiting. If the client's

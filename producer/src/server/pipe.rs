@@ -17,10 +17,8 @@ use http_body::Body;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-use crate::streams::{
-    in_flight::{Charge, InFlight},
-    status::trailers,
-};
+use super::status::trailers;
+use crate::streams::in_flight::{Charge, InFlight};
 
 /// A frame that is charged until HTTP/2 has written or discarded it.
 #[derive(Debug)]

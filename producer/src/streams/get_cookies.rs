@@ -6,44 +6,46 @@ use proto::{
     v1::{GetCookiesRequest, StartPosition},
     wire::IdleMessage,
 };
-use tonic::Status;
 
 use super::{
-    Inner,
-    body::{MessageFormat, StreamBody},
-    request::check_name,
+    Streams,
+    call::{Call, CallError, check_name},
     resume::by_name,
-    subscribers::{Call, StreamStart},
+    session::{MessageFormat, Session},
+    subscribers::StreamStart,
 };
 
-/// Opens a stream at the retained position of the host, or at the newest cookie if none is retained.
-pub(super) fn open(
-    streams: &Inner,
-    request: &GetCookiesRequest,
-    network: IpAddr,
-) -> Result<StreamBody, Status> {
-    check_name(&request.host, "host")?;
-    let config = &streams.config;
-    let mut span = config.log.span();
-    let lease = config
-        .subscribers
-        .join(Call::GetCookies, &request.host, network, |retained| {
-            // The span is read after the position: see `Subscribe`.
-            span = config.log.span();
-            Ok(StreamStart {
-                supports_age: request.supports_age,
-                ..by_name(config, StartPosition::Newest, span, retained)
-            })
-        })?;
-    if lease.may_log() {
-        tracing::info!(
-            subscriber = request.host,
-            first_sequence = lease.start.first,
-            next_sequence = span.next,
-            "GetCookies stream started"
-        );
+impl Streams {
+    /// Opens a stream at the retained position of the host, or at the newest cookie if none is retained.
+    pub(crate) fn get_cookies(
+        &self,
+        request: &GetCookiesRequest,
+        network: IpAddr,
+    ) -> Result<Session, CallError> {
+        check_name(&request.host, "host")?;
+        let config = &self.inner.config;
+        let mut span = config.log.span();
+        let lease =
+            config
+                .subscribers
+                .join(Call::GetCookies, &request.host, network, |retained| {
+                    // The span is read after the position: see `Subscribe`.
+                    span = config.log.span();
+                    Ok(StreamStart {
+                        supports_age: request.supports_age,
+                        ..by_name(config, StartPosition::Newest, span, retained)
+                    })
+                })?;
+        if lease.may_log() {
+            tracing::info!(
+                subscriber = request.host,
+                first_sequence = lease.start.first,
+                next_sequence = span.next,
+                "GetCookies stream started"
+            );
+        }
+        let messages = &self.inner.cookie_messages[usize::from(request.deletions)];
+        let format = MessageFormat::Cookies(Arc::clone(messages), IdleMessage::default());
+        Ok(self.session(lease, format))
     }
-    let messages = &streams.cookie_messages[usize::from(request.deletions)];
-    let format = MessageFormat::Cookies(Arc::clone(messages), IdleMessage::default());
-    Ok(streams.stream(lease, format))
 }

@@ -5,10 +5,9 @@ use proto::{
     v1::{Cursor, ResumeOutcome, StartPosition, SubscribeRequest},
 };
 
-use tonic::Status;
-
 use super::{
     Config,
+    call::CallError,
     subscribers::{RetainedPosition, StreamStart},
 };
 use crate::log::{Sequence, Span};
@@ -24,7 +23,7 @@ pub(super) fn choose(
     request: &SubscribeRequest,
     span: Span,
     retained: Option<RetainedPosition>,
-) -> Result<StreamStart, Status> {
+) -> Result<StreamStart, CallError> {
     if let Some(cursor) = own_cursor(request, &config.producer_id) {
         return at_cursor(cursor, config.log.epoch(), span);
     }
@@ -65,7 +64,7 @@ pub(super) fn by_name(
     }
 }
 
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Status> {
+fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, CallError> {
     if cursor.epoch != epoch {
         return Ok(StreamStart {
             first: 1,
@@ -75,11 +74,10 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Sta
         });
     }
     if cursor.sequence >= span.next {
-        return Err(Status::invalid_argument(format!(
-            "cursor {} is beyond the newest sequence number of this epoch, {}",
-            cursor.sequence,
-            span.next - 1
-        )));
+        return Err(CallError::CursorBeyondLog {
+            cursor: cursor.sequence,
+            newest: span.next - 1,
+        });
     }
     let first = cursor.sequence + 1;
     Ok(StreamStart {

@@ -2,61 +2,66 @@
 
 use std::net::IpAddr;
 
-use proto::v1::{Hello, ResumeOutcome, SubscribeRequest, Tail};
-use tonic::Status;
-
-use super::{
-    Config, Inner,
-    body::{MessageFormat, StreamBody},
-    request::check_name,
-    resume::{choose, own_cursor},
-    subscribers::{Call, StreamStart},
+use proto::{
+    v1::{Hello, ResumeOutcome, SubscribeRequest, Tail, event::Event},
+    wire,
 };
 
-/// Opens the requested stream.
-pub(super) fn open(
-    streams: &Inner,
-    request: &SubscribeRequest,
-    network: IpAddr,
-) -> Result<StreamBody, Status> {
-    check_name(&request.subscriber, "subscriber")?;
-    let config = &streams.config;
-    let mut span = config.log.span();
-    let lease =
-        config
-            .subscribers
-            .join(Call::Subscribe, &request.subscriber, network, |retained| {
-                // The span is read after the position: an older stream may still advance the position, but never beyond the
-                // log.
-                span = config.log.span();
-                Ok(StreamStart {
-                    window_bytes: request.window_bytes,
-                    supports_age: request.supports_age,
-                    ..choose(config, request, span, retained)?
-                })
-            })?;
-    let start = lease.start;
-    let hello = Hello {
-        producer_id: config.producer_id.clone(),
-        epoch: config.log.epoch(),
-        oldest_sequence: span.oldest,
-        next_sequence: span.next,
-        first_sequence: start.first,
-        outcome: start.outcome.into(),
-        tail: tail(config, request, start.outcome),
-        unix_micros: config.log.unix_micros(),
-    };
-    if lease.may_log() {
-        tracing::info!(
-            subscriber = request.subscriber,
-            outcome = start.outcome.as_str_name(),
-            first_sequence = start.first,
-            next_sequence = span.next,
-            "subscribed"
-        );
+use super::{
+    Config, Streams,
+    call::{Call, CallError, check_name},
+    resume::{choose, own_cursor},
+    session::{MessageFormat, Session},
+    subscribers::StreamStart,
+};
+
+impl Streams {
+    /// Opens the requested stream.
+    pub(crate) fn subscribe(
+        &self,
+        request: &SubscribeRequest,
+        network: IpAddr,
+    ) -> Result<Session, CallError> {
+        check_name(&request.subscriber, "subscriber")?;
+        let config = &self.inner.config;
+        let mut span = config.log.span();
+        let lease =
+            config
+                .subscribers
+                .join(Call::Subscribe, &request.subscriber, network, |retained| {
+                    // The span is read after the position: an older stream may still advance the position, but never beyond the
+                    // log.
+                    span = config.log.span();
+                    Ok(StreamStart {
+                        window_bytes: request.window_bytes,
+                        supports_age: request.supports_age,
+                        ..choose(config, request, span, retained)?
+                    })
+                })?;
+        let start = lease.start;
+        let hello = Hello {
+            producer_id: config.producer_id.clone(),
+            epoch: config.log.epoch(),
+            oldest_sequence: span.oldest,
+            next_sequence: span.next,
+            first_sequence: start.first,
+            outcome: start.outcome.into(),
+            tail: tail(config, request, start.outcome),
+            unix_micros: config.log.unix_micros(),
+        };
+        if lease.may_log() {
+            tracing::info!(
+                subscriber = request.subscriber,
+                outcome = start.outcome.as_str_name(),
+                first_sequence = start.first,
+                next_sequence = span.next,
+                "subscribed"
+            );
+        }
+        let hello = wire::encode_event(Event::Hello(hello));
+        let format = MessageFormat::Events(Some(hello), config.times_to_live.unsent());
+        Ok(self.session(lease, format))
     }
-    let format = MessageFormat::Events(hello, config.times_to_live.unsent());
-    Ok(streams.stream(lease, format))
 }
 
 /// Cookies of earlier epochs that the subscriber lost.

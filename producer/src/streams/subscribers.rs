@@ -25,12 +25,11 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use self::{account::Account, confirmations::Confirmations};
 pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
-use super::in_flight::SubscriberInFlight;
+use super::{call::CallError, in_flight::SubscriberInFlight};
 use crate::{log::Sequence, log_gate::LogGate, rate_limits::RateLimits};
 
 /// Resume outcomes, in the order of the counters in a [`Snapshot`], with the values of their metric label.
@@ -137,7 +136,7 @@ pub struct StreamStart {
 #[cfg(test)]
 impl StreamStart {
     /// Start of a new subscriber at `first`.
-    pub(crate) fn fresh(first: Sequence) -> Result<Self, Status> {
+    pub(crate) fn fresh(first: Sequence) -> Result<Self, CallError> {
         Ok(Self {
             first,
             outcome: ResumeOutcome::Fresh,
@@ -185,14 +184,14 @@ impl Subscribers {
     /// `network` is the client's. `start` returns the start of the stream, given the retained position.
     ///
     /// # Errors
-    /// The error of `start`, or `RESOURCE_EXHAUSTED`; the current stream then continues.
+    /// The error of `start`, or [`CallError::TooManySubscribers`]; the current stream then continues.
     pub fn join(
         &self,
         call: Call,
         name: &str,
         network: IpAddr,
-        start: impl FnOnce(Option<RetainedPosition>) -> Result<StreamStart, Status>,
-    ) -> Result<Lease, Status> {
+        start: impl FnOnce(Option<RetainedPosition>) -> Result<StreamStart, CallError>,
+    ) -> Result<Lease, CallError> {
         let mut table = self.table();
         let now = Instant::now();
         table.remove_expired(now);
@@ -236,22 +235,21 @@ impl Subscribers {
     /// Records the stored position of the node with this name. The node must have an open stream from the same network.
     ///
     /// # Errors
-    /// `NOT_FOUND` otherwise.
+    /// [`CallError::NoStream`] otherwise.
     pub fn confirm(
         &self,
         name: &str,
         network: IpAddr,
         durable: Sequence,
         applied: Sequence,
-    ) -> Result<(), Status> {
-        let no_stream = || Status::not_found("the subscriber has no open stream from this network");
+    ) -> Result<(), CallError> {
         let key = (Call::Subscribe, name.to_owned());
         let subscriber = self.table().by_name.get(&key).map(Arc::clone);
-        let subscriber = subscriber.ok_or_else(no_stream)?;
+        let subscriber = subscriber.ok_or(CallError::NoStream)?;
         let state = subscriber.state();
         match state.stream {
             StreamState::Streaming { network: it, .. } if it == network => {}
-            _ => return Err(no_stream()),
+            _ => return Err(CallError::NoStream),
         }
         let is_news = self
             .confirmations()

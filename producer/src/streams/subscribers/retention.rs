@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tonic::Status;
-
-use super::{Call, StreamState, SubscriberTable, Subscribers};
+use super::{Call, CallError, StreamState, SubscriberTable, Subscribers};
 
 impl Subscribers {
     /// Changes the limits of new subscribers. No stream is ended.
@@ -37,7 +35,7 @@ impl SubscriberTable {
     ///
     /// # Errors
     /// When all subscribers are connected.
-    pub(super) fn ensure_capacity(&mut self) -> Result<(), Status> {
+    pub(super) fn ensure_capacity(&mut self) -> Result<(), CallError> {
         if self.by_name.len() < self.subscribers_max {
             return Ok(());
         }
@@ -50,8 +48,8 @@ impl SubscriberTable {
             })
             .min_by_key(|&(since, _)| since)
             .map(|(_, key)| key.clone());
-        let too_many = || Status::resource_exhausted("too many subscribers");
-        self.by_name.remove(&first_ended.ok_or_else(too_many)?);
+        let first_ended = first_ended.ok_or(CallError::TooManySubscribers)?;
+        self.by_name.remove(&first_ended);
         Ok(())
     }
 }

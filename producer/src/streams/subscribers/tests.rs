@@ -1,13 +1,11 @@
 //! Tests of subscribers that join, leave, supersede each other and are evicted.
 
-use tonic::Code;
-
 use super::*;
 use crate::log::{Delivery, GapReason};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn join(subscribers: &Subscribers, name: &str, first: Sequence) -> Result<Lease, Status> {
+fn join(subscribers: &Subscribers, name: &str, first: Sequence) -> Result<Lease, CallError> {
     join_from(subscribers, HERE, name, first)
 }
 
@@ -16,7 +14,7 @@ fn join_from(
     network: IpAddr,
     name: &str,
     first: Sequence,
-) -> Result<Lease, Status> {
+) -> Result<Lease, CallError> {
     subscribers.join(Call::Subscribe, name, network, |_| {
         StreamStart::fresh(first)
     })
@@ -74,8 +72,8 @@ fn superseded_stream_no_longer_changes_the_subscriber() {
 fn rejected_stream_does_not_supersede_the_current_one() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
-    let refused = subscribers.join(Call::Subscribe, "a", HERE, |_| Err(Status::aborted("")));
-    assert_eq!(refused.unwrap_err().code(), Code::Aborted);
+    let refused = subscribers.join(Call::Subscribe, "a", HERE, |_| Err(CallError::OtherLog));
+    assert_eq!(refused.unwrap_err(), CallError::OtherLog);
     assert!(!lease.superseded.is_cancelled());
 }
 

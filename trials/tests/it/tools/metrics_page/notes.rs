@@ -41,15 +41,10 @@ pub(super) const GROUPS: &[Group] = &[
         "",
     ),
     group("Rejected gRPC calls", "producer/src/server/calls.rs", ""),
-    group(
-        "Rejected gRPC calls",
-        "producer/src/streams/refusals.rs",
-        "",
-    ),
+    group("Rejected gRPC calls", "producer/src/server/refusals.rs", ""),
     group("Rejected gRPC calls", "producer/src/security/tokens.rs", ""),
     group("DSP limits", "producer/src/inlet/metrics.rs", ""),
     group("API and deletions", "producer/src/api.rs", ""),
-    group("API and deletions", "producer/src/app.rs", ""),
     group("Cookie outcomes", "consumer/src/ledger.rs", ""),
     group("Deletions", "consumer/src/metrics/deletions.rs", ""),
     group(

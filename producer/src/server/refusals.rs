@@ -15,15 +15,15 @@ const CODES: [(Code, &str); 5] = [
 ];
 
 /// Counter of rejected streaming calls by status code.
-#[derive(Debug)]
-pub struct Refusals(IntCounterVec);
+#[derive(Debug, Clone)]
+pub(super) struct Refusals(IntCounterVec);
 
 impl Refusals {
     /// Registers `producer_streams_refused_total{code}`.
     ///
     /// # Errors
     /// When a metric of that name is registered already.
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    pub(super) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::STREAMS_REFUSED)?;
         for label in CODES.iter().map(|(_, label)| *label).chain(["other"]) {
             refused.with_label_values(&[label]);

@@ -8,10 +8,7 @@ use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
-use proto::{
-    ids,
-    limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
-};
+use proto::limits::{CURSORS_MAX, REQUEST_BYTES_MAX};
 use tokio::time::timeout;
 use tonic::{Status, body::Body};
 
@@ -96,13 +93,4 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
             "the request message is longer than {REQUEST_BYTES_MAX} bytes"
         ))),
     }
-}
-
-/// Validates the name of a subscriber, the value of the request field `field`.
-pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
-    ids::check_name(name).map_err(|_| {
-        Status::invalid_argument(format!(
-            "invalid {field}; expected 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes of printable characters, without a space at either end"
-        ))
-    })
 }

@@ -20,15 +20,15 @@ use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{CallKind, Client};
-use super::{
-    Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
-    times_to_live::TimesToLive,
-};
+use super::{Refusals, StreamService, Streams};
 use crate::{
     epoch_history,
     log::{
         self, AppendBatch, Log,
         tests::{now, seal},
+    },
+    streams::{
+        Config, in_flight::StreamBudget, subscribers::Subscribers, times_to_live::TimesToLive,
     },
 };
 
@@ -44,8 +44,9 @@ struct Bounds {
 struct Producer {
     epoch: u64,
     log: Log,
-    streams: Streams,
+    service: StreamService,
     subscribers: Subscribers,
+    times_to_live: TimesToLive,
     bounds: Bounds,
     /// Users and buyers by sequence number, from 1.
     appended: Vec<(String, String)>,
@@ -63,21 +64,25 @@ impl Producer {
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
         let (epoch_history, _) = epoch_history::begin(None, "producer", epoch, &registry).unwrap();
+        let times_to_live = TimesToLive::default();
         let config = Config {
             log: log.clone(),
             subscribers: subscribers.clone(),
             budget: StreamBudget::register(&registry, u64::MAX).unwrap(),
-            refusals: Refusals::register(&registry).unwrap(),
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,
             rewind_bytes: bounds.rewind_bytes,
             epoch_history,
-            times_to_live: TimesToLive::default(),
+            times_to_live: times_to_live.clone(),
         };
         Self {
             epoch,
-            streams: Streams::new(config),
+            service: StreamService::new(
+                Streams::new(config),
+                Refusals::register(&registry).unwrap(),
+            ),
             subscribers,
+            times_to_live,
             log,
             bounds,
             appended: Vec::new(),
@@ -121,7 +126,7 @@ impl Producer {
     fn send(&self, call: &str, body: Bytes) -> Response<Body> {
         let request = Request::post(format!("/cookiesync.v1.CookieStreamer/{call}"));
         let request = request.body(Body::new(Full::new(body))).unwrap();
-        let response = now(self.streams.clone().call(request));
+        let response = now(self.service.clone().call(request));
         response.expect("the request is complete").unwrap()
     }
 }
@@ -431,7 +436,7 @@ fn times_to_live_follow_the_hello_and_each_change_without_a_sequence() {
         rewind_bytes: 0,
     };
     let mut producer = Producer::new(1, bounds);
-    let times_to_live = producer.streams.inner.config.times_to_live.clone();
+    let times_to_live = producer.times_to_live.clone();
     let set = |seconds| {
         let dsp = |seconds| v1::DspTimeToLive { dsp_id: 7, seconds };
         times_to_live.set(v1::TimesToLive {
