@@ -257,7 +257,7 @@ impl Api {
             .inner
             .rates
             .charge(&demand, count, Instant::now(), wait_max);
-        charged.map_err(|exceeded| {
+        charged.map_err(|retry_after| {
             let what = ["requests", "rows"][rate];
             let limits = self.inner.parts.limits;
             let quota = Quota {
@@ -265,11 +265,11 @@ impl Api {
                 limit: [limits.api_requests_per_second, limits.api_rows_per_second][rate] as u64,
                 window: Duration::from_secs(1),
                 remaining: 0,
-                reset: exceeded.retry_after,
+                reset: retry_after,
             };
             let mut problem = Problem::new(TOO_MANY, format!("too many {what} for this token"));
             quota.write(HeaderFormat::Draft, &mut problem.headers);
-            problem.retry_after(exceeded.retry_after.as_secs() + 1)
+            problem.retry_after(retry_after.as_secs() + 1)
         })
     }
 }

@@ -21,7 +21,7 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -32,6 +32,7 @@ use hashbrown::HashMap;
 use metric_defs::producer::{
     CONTRACTS_REFUSED_VERSION, CONTRACTS_VERSION, DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE,
 };
+use parking_lot::Mutex;
 use proto::limits::CONTRACTS_MAX;
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
@@ -258,7 +259,7 @@ impl Dsps {
     /// Updates the handle of a connection; to be called before each batch.
     pub fn refresh(&self, known: &mut KnownDsps) {
         if known.0.version != self.shared.version.load(Ordering::Relaxed) {
-            known.0 = Arc::clone(&self.shared.table());
+            known.0 = Arc::clone(&self.shared.table.lock());
         }
     }
 
@@ -295,7 +296,7 @@ impl Dsps {
     pub(crate) fn describe_contracts(&self) -> Option<String> {
         let error = self.shared.file.as_ref()?.error();
         let error = error.map(|error| format!(", but the newest version is invalid: {error}"));
-        let version = self.shared.table().contracts_version;
+        let version = self.shared.table.lock().contracts_version;
         let error = error.unwrap_or_default();
         Some(format!("version {version} is active{error}"))
     }
@@ -338,7 +339,7 @@ impl Dsps {
                 counted.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
             })
         };
-        let table = Arc::clone(&self.shared.table());
+        let table = Arc::clone(&self.shared.table.lock());
         let version = (table.contracts_version > 0).then(|| as_f64(table.contracts_version));
         let file = self.shared.file.as_ref();
         let refused = file.map(|it| f64::from(u8::from(it.error().is_some())));
@@ -360,7 +361,7 @@ impl Dsps {
     /// Totals of all series, by label.
     fn sums(&self) -> Vec<(String, Outcomes)> {
         let shared = &*self.shared;
-        let table = Arc::clone(&shared.table());
+        let table = Arc::clone(&shared.table.lock());
         let by_dsp: BTreeMap<_, _> = table.series.iter().collect();
         let by_dsp = by_dsp
             .into_iter()
@@ -376,13 +377,9 @@ impl Dsps {
 }
 
 impl DspsShared {
-    fn table(&self) -> MutexGuard<'_, Arc<DspTable>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Replaces the table with a changed copy.
     fn change(&self, change: impl FnOnce(&mut DspTable)) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let mut changed = DspTable::clone(&table);
         change(&mut changed);
         changed.version += 1;

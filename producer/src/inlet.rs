@@ -40,7 +40,7 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -48,6 +48,7 @@ use std::{
 
 use anyhow::Context as _;
 use limits::rules::{Mode, Rules, Unknown};
+use parking_lot::{Mutex, MutexGuard};
 use runtime::unix_micros;
 use tokio::{
     sync::{Notify, oneshot},
@@ -373,10 +374,7 @@ impl Inlet {
     }
 
     fn state(&self) -> MutexGuard<'_, InletState> {
-        self.shared
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 }
 

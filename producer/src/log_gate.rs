@@ -2,9 +2,10 @@
 
 use std::{
     mem,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 /// Admits up to `lines_max` messages per interval.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl LogGate {
 
     /// Like [`admit`](Self::admit), but `other`, which is called only if this gate admits the message, must return true, too.
     pub(crate) fn admit_if(&self, now: Instant, other: impl FnOnce() -> bool) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.began.is_none_or(|began| now - began >= self.interval) {
             state.began = Some(now);
             state.lines = 0;

@@ -1,12 +1,9 @@
 //! Rate limits for clients of the ports: token buckets on the monotonic clock.
 
-use std::{
-    hash::Hash,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{hash::Hash, time::Duration};
 
 use limits::{Algorithm, Decision, Demand, LimitId, Limits, Refusal};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A rate and its burst.
@@ -18,14 +15,6 @@ pub(crate) struct RateLimits<K, const N: usize> {
     started: Instant,
     limits: Mutex<Limits<K>>,
     ids: [LimitId; N],
-}
-
-/// The first rate that is exceeded, and when to retry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exceeded {
-    /// Index of the rate.
-    pub(crate) rate: usize,
-    pub(crate) retry_after: Duration,
 }
 
 impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
@@ -49,13 +38,16 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
 
     /// Charges requests to all of these rates, given by index, or to none. Requests may be charged up to `max_wait` ahead;
     /// returns the time to wait for them.
+    ///
+    /// # Errors
+    /// When to retry.
     pub(crate) fn charge(
         &self,
         rates: &[(usize, K)],
         requests: u64,
         now: Instant,
         max_wait: Duration,
-    ) -> Result<Duration, Exceeded> {
+    ) -> Result<Duration, Duration> {
         let demand = |(rate, key): &(usize, K)| Demand {
             limit: self.ids[*rate],
             key: key.clone(),
@@ -64,18 +56,13 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
         let demands: Vec<_> = rates.iter().map(demand).collect();
         let nanos = now.saturating_duration_since(self.started).as_nanos();
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let (limit, reason) = match limits.reserve(&demands, nanos, max_wait) {
-            Decision::Now => return Ok(Duration::ZERO),
-            Decision::At { at, .. } => return Ok(Duration::from_nanos(at.saturating_sub(nanos))),
-            Decision::Refused { limit, reason } => (limit, reason),
-        };
-        Err(Exceeded {
-            rate: self.ids.iter().position(|id| *id == limit).unwrap_or(0),
-            retry_after: match reason {
+        match self.limits.lock().reserve(&demands, nanos, max_wait) {
+            Decision::Now => Ok(Duration::ZERO),
+            Decision::At { at, .. } => Ok(Duration::from_nanos(at.saturating_sub(nanos))),
+            Decision::Refused { reason, .. } => Err(match reason {
                 Refusal::Wait { retry_after } => retry_after,
                 _ => Duration::from_secs(1),
-            },
-        })
+            }),
+        }
     }
 }

@@ -4,10 +4,11 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use proto::wire;
 
 use crate::log::{Chunk, Sequence};
@@ -58,7 +59,7 @@ impl CookieMessages {
 
     /// The cache entry of a chunk; `None` if the chunk is older than a full cache.
     fn entry(&self, first: Sequence) -> Option<Arc<OnceLock<Bytes>>> {
-        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.cached.lock();
         let at = cached.partition_point(|cached| cached.first < first);
         if let Some(found) = cached.get(at).filter(|cached| cached.first == first) {
             return Some(Arc::clone(&found.messages));
@@ -97,7 +98,7 @@ mod tests {
         }
         assert!(messages.entry(5).is_none());
         assert!(messages.entry(newest + 10).is_some());
-        let cached = messages.cached.lock().unwrap();
+        let cached = messages.cached.lock();
         assert_eq!(cached.len(), CACHED_CHUNKS_MAX);
         assert!(cached.iter().is_sorted_by_key(|cached| cached.first));
     }

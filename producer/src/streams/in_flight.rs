@@ -15,11 +15,12 @@
 mod disconnect;
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering},
 };
 
 use metric_defs::producer;
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use runtime::metrics::Registry;
 use tokio::{sync::Notify, time::Instant};
@@ -125,7 +126,7 @@ impl StreamBudget {
             disconnect: CancellationToken::new(),
             released: Notify::new(),
         });
-        let mut streams = self.shared.streams();
+        let mut streams = self.shared.streams.lock();
         streams.all.retain(|stream| stream.strong_count() > 0);
         streams.all.push(Arc::downgrade(&stream));
         stream
@@ -212,10 +213,6 @@ impl Drop for Charge {
 }
 
 impl BudgetShared {
-    fn streams(&self) -> MutexGuard<'_, StreamTable> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn total(&self) -> u64 {
         u64::try_from(self.bytes.get()).unwrap_or(0)
     }

@@ -17,10 +17,11 @@ mod snapshot;
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio::sync::Notify;
@@ -221,7 +222,7 @@ impl Subscribers {
             }
         };
         if call == Call::Subscribe {
-            let state = subscriber.state();
+            let state = subscriber.state.lock();
             self.confirmations().joined(name, &state.account);
         }
         Ok(Lease {
@@ -246,7 +247,7 @@ impl Subscribers {
         let key = (Call::Subscribe, name.to_owned());
         let subscriber = self.table().by_name.get(&key).map(Arc::clone);
         let subscriber = subscriber.ok_or(CallError::NoStream)?;
-        let state = subscriber.state();
+        let state = subscriber.state.lock();
         match state.stream {
             StreamState::Streaming { network: it, .. } if it == network => {}
             _ => return Err(CallError::NoStream),
@@ -267,8 +268,8 @@ impl Subscribers {
             .by_name
             .iter()
             .filter(|((call, _), _)| *call == Call::Subscribe);
-        let nodes =
-            nodes.map(|((_, name), subscriber)| (&**name, subscriber.state().account.received()));
+        let nodes = nodes
+            .map(|((_, name), subscriber)| (&**name, subscriber.state.lock().account.received()));
         // A subscriber is never locked after the confirmations.
         let nodes: Vec<_> = nodes.collect();
         let confirmations = self.confirmations();
@@ -306,20 +307,18 @@ impl Subscribers {
     /// Begins a new interval for the maximum lags, at a scrape. `next` is the log's next sequence number, or an earlier one.
     pub fn end_interval(&self, next: Sequence) {
         for subscriber in self.table().by_name.values() {
-            let mut state = subscriber.state();
+            let mut state = subscriber.state.lock();
             let lag = next.saturating_sub(state.account.position);
             state.lag.end_interval(lag);
         }
     }
 
     fn confirmations(&self) -> MutexGuard<'_, Confirmations> {
-        let confirmations = self.shared.confirmations.lock();
-        confirmations.unwrap_or_else(PoisonError::into_inner)
+        self.shared.confirmations.lock()
     }
 
     fn table(&self) -> MutexGuard<'_, SubscriberTable> {
-        let table = self.shared.table.lock();
-        table.unwrap_or_else(PoisonError::into_inner)
+        self.shared.table.lock()
     }
 }
 
@@ -357,12 +356,8 @@ impl Subscriber {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, SubscriberState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn retained(&self) -> RetainedPosition {
-        let state = self.state();
+        let state = self.state.lock();
         RetainedPosition {
             position: state.account.position,
             high_water: state.account.high_water,
@@ -374,7 +369,7 @@ impl Subscriber {
     /// Supersedes the current stream. The stream is notified before the lock is released, so that its [`Lease`] no
     /// longer changes the subscriber.
     fn supersede(&self, by: StreamState, start: StreamStart) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let StreamState::Streaming { superseded, .. } = &state.stream {
             superseded.cancel();
         }
@@ -383,7 +378,7 @@ impl Subscriber {
     }
 
     fn snapshot(&self, call: Call, name: &str) -> Snapshot {
-        let state = self.state();
+        let state = self.state.lock();
         Snapshot {
             name: name.to_owned(),
             call,

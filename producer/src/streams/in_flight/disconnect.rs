@@ -34,7 +34,7 @@ impl InFlight {
 impl BudgetShared {
     /// Disconnects streams until the others are within the budget; `now` is in milliseconds since the start.
     pub(super) fn enforce(&self, bytes_max: u64, now: u64) {
-        let mut streams = self.streams();
+        let mut streams = self.streams.lock();
         streams
             .disconnected
             .retain(|stream| stream.strong_count() > 0);

@@ -117,7 +117,7 @@ fn ended_streams_are_removed() {
     for _ in 0..10 {
         drop(open(&budget));
     }
-    assert_eq!(budget.shared.streams().all.len(), 1);
+    assert_eq!(budget.shared.streams.lock().all.len(), 1);
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ impl Lease {
 
     /// Records a delivery with its size on the wire in bytes, and the lag in cookies before it.
     pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
-        let mut state = self.subscriber.state();
+        let mut state = self.subscriber.state.lock();
         state.account.totals.bytes += bytes as u64;
         if self.superseded.is_cancelled() {
             return;
@@ -73,7 +73,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut state = self.subscriber.state();
+        let mut state = self.subscriber.state.lock();
         if self.superseded.is_cancelled() {
             return;
         }

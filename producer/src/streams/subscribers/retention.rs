@@ -25,7 +25,7 @@ impl Subscribers {
 impl SubscriberTable {
     pub(super) fn remove_expired(&mut self, now: Instant) {
         self.by_name
-            .retain(|_, subscriber| match subscriber.state().stream {
+            .retain(|_, subscriber| match subscriber.state.lock().stream {
                 StreamState::Streaming { .. } => true,
                 StreamState::Ended { since } => now - since < self.retention,
             });
@@ -42,7 +42,7 @@ impl SubscriberTable {
         let first_ended = self
             .by_name
             .iter()
-            .filter_map(|(key, subscriber)| match subscriber.state().stream {
+            .filter_map(|(key, subscriber)| match subscriber.state.lock().stream {
                 StreamState::Streaming { .. } => None,
                 StreamState::Ended { since } => Some((since, key)),
             })
