@@ -51,8 +51,8 @@ use crate::{
     },
     dsps::{KnownDsps, Tally},
     inlet::Inlet,
+    interval_limit::IntervalLimit,
     log::{AppendBatch, Closed},
-    log_gate::LogGate,
 };
 
 /// Headers of the response to a preflight, valid for two hours, the longest time that Chromium accepts.
@@ -86,7 +86,7 @@ pub struct Edge {
     /// The response to a browser without a user id.
     pub uid: UidMode,
     /// Bounds the log messages about rejected requests.
-    pub(crate) rejection_log: LogGate,
+    pub(crate) rejection_log: IntervalLimit,
     /// The HTTP cookies of browsers.
     pub cookies: BrowserCookies,
     /// Cancelled when the producer drains: each connection closes with its next response.
@@ -94,8 +94,8 @@ pub struct Edge {
 }
 
 /// Up to 10 messages a second.
-pub(crate) fn rejection_log() -> LogGate {
-    LogGate::new(10, Duration::from_secs(1))
+pub(crate) fn rejection_log() -> IntervalLimit {
+    IntervalLimit::new(10, Duration::from_secs(1))
 }
 
 impl Edge {

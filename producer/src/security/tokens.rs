@@ -18,7 +18,7 @@ use runtime::{
     token::{self, TokenError},
 };
 
-use crate::log_gate::LogGate;
+use crate::interval_limit::IntervalLimit;
 
 /// The call that needs no token.
 pub(crate) const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -31,7 +31,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub struct TokenCheck {
     tokens: Arc<Reloader<token::File>>,
     refusals: IntCounterVec,
-    log_gate: LogGate,
+    log_limit: IntervalLimit,
 }
 
 fn label(error: TokenError) -> &'static str {
@@ -57,7 +57,7 @@ impl TokenCheck {
         Ok(Self {
             tokens,
             refusals,
-            log_gate: LogGate::new(1, LOG_INTERVAL),
+            log_limit: IntervalLimit::new(1, LOG_INTERVAL),
         })
     }
 
@@ -77,7 +77,7 @@ impl TokenCheck {
             return Ok(());
         };
         self.refusals.with_label_values(&[label(error)]).inc();
-        if let Some(suppressed) = self.log_gate.admit(Instant::now()) {
+        if let Some(suppressed) = self.log_limit.admit(Instant::now()) {
             let rejected = suppressed + 1;
             tracing::warn!(%peer, reason = %error, rejected, "calls rejected");
         }

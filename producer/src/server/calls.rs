@@ -27,7 +27,7 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
-    log_gate::LogGate,
+    interval_limit::IntervalLimit,
     security::tokens::{HEALTH_CHECK, TokenCheck},
 };
 
@@ -105,7 +105,7 @@ impl CallLimits {
             peer,
             tokens,
             limits: self.clone(),
-            health_checks: LogGate::new(HEALTH_CHECK_RATE, Duration::from_secs(1)),
+            health_checks: IntervalLimit::new(HEALTH_CHECK_RATE, Duration::from_secs(1)),
             refused: 0,
         }
     }
@@ -123,7 +123,7 @@ pub(super) struct ConnectionLimits {
     pub(super) peer: IpAddr,
     tokens: Option<Arc<TokenCheck>>,
     limits: CallLimits,
-    health_checks: LogGate,
+    health_checks: IntervalLimit,
     /// Rejected calls.
     pub(super) refused: u32,
 }

@@ -27,7 +27,7 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::call::Call;
-use crate::log_gate::LogGate;
+use crate::interval_limit::IntervalLimit;
 
 /// In-flight bytes of one subscriber's streams, and how often they were disconnected.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ struct StreamTable {
     all: Vec<Weak<InFlight>>,
     /// Disconnected streams, which may still have bytes in flight.
     disconnected: Vec<Weak<InFlight>>,
-    log_gate: LogGate,
+    log_limit: IntervalLimit,
 }
 
 impl StreamBudget {
@@ -104,7 +104,10 @@ impl StreamBudget {
                 streams: Mutex::new(StreamTable {
                     all: Vec::new(),
                     disconnected: Vec::new(),
-                    log_gate: LogGate::new(disconnect::LINES_MAX, disconnect::LINES_INTERVAL),
+                    log_limit: IntervalLimit::new(
+                        disconnect::LINES_MAX,
+                        disconnect::LINES_INTERVAL,
+                    ),
                 }),
             }),
         })

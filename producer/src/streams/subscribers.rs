@@ -31,7 +31,7 @@ use self::{account::Account, confirmations::Confirmations};
 pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::{call::CallError, in_flight::SubscriberInFlight};
-use crate::{log::Sequence, log_gate::LogGate, rate_limits::RateLimits};
+use crate::{interval_limit::IntervalLimit, log::Sequence, rate_limits::RateLimits};
 
 /// Resume outcomes, in the order of the counters in a [`Snapshot`], with the values of their metric label.
 pub const RESUMES: [(ResumeOutcome, &str); 4] = [
@@ -67,9 +67,9 @@ pub struct Subscribers {
 #[derive(Debug)]
 struct SubscribersShared {
     table: Mutex<SubscriberTable>,
-    stream_log: LogGate,
+    stream_log: IntervalLimit,
     /// Separate, so that clients that open and close streams do not suppress messages about losses.
-    loss_log: LogGate,
+    loss_log: IntervalLimit,
     confirmations: Mutex<Confirmations>,
     /// Notified when a node has confirmed a higher position.
     confirmed: Notify,
@@ -104,7 +104,7 @@ struct SubscriberState {
     resumes: [u64; RESUMES.len()],
     /// Lag in cookies.
     lag: Peak,
-    loss_log: LogGate,
+    loss_log: IntervalLimit,
 }
 
 #[derive(Debug)]
@@ -172,8 +172,8 @@ impl Subscribers {
                     subscribers_max,
                     series_limit: RateLimits::new([(SERIES_REFILL, burst)], 1),
                 }),
-                stream_log: LogGate::new(LINES_MAX, LINES_INTERVAL),
-                loss_log: LogGate::new(LINES_MAX, LINES_INTERVAL),
+                stream_log: IntervalLimit::new(LINES_MAX, LINES_INTERVAL),
+                loss_log: IntervalLimit::new(LINES_MAX, LINES_INTERVAL),
                 confirmations: Mutex::default(),
                 confirmed: Notify::new(),
             }),
@@ -346,7 +346,7 @@ impl Subscriber {
             supports_age: start.supports_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
-            loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
+            loss_log: IntervalLimit::new(1, LOSS_LOG_INTERVAL),
         };
         state.begin(start);
         Self {

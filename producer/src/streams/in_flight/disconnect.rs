@@ -55,7 +55,7 @@ impl BudgetShared {
                 return;
             };
             let bytes = slowest.bytes();
-            if let Some(suppressed) = streams.log_gate.admit(Instant::now()) {
+            if let Some(suppressed) = streams.log_limit.admit(Instant::now()) {
                 let (subscriber, call) = slowest.subscriber.name();
                 tracing::warn!(
                     subscriber,

@@ -1,4 +1,4 @@
-//! Rate limit for log messages that clients can cause. Suppressed messages are counted.
+//! Limit of events per interval, for events that clients can cause: log messages and health checks. Suppressed events are counted.
 
 use std::{
     mem,
@@ -7,48 +7,48 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Admits up to `lines_max` messages per interval.
+/// Admits up to `count_max` events per interval.
 #[derive(Debug)]
-pub(crate) struct LogGate {
-    lines_max: u32,
+pub(crate) struct IntervalLimit {
+    count_max: u32,
     interval: Duration,
-    state: Mutex<GateState>,
+    state: Mutex<IntervalState>,
 }
 
 #[derive(Debug, Default)]
-struct GateState {
+struct IntervalState {
     /// Start of the current interval.
     began: Option<Instant>,
-    lines: u32,
+    count: u32,
     suppressed: u64,
 }
 
-impl LogGate {
-    pub(crate) fn new(lines_max: u32, interval: Duration) -> Self {
+impl IntervalLimit {
+    pub(crate) fn new(count_max: u32, interval: Duration) -> Self {
         Self {
-            lines_max,
+            count_max,
             interval,
             state: Mutex::default(),
         }
     }
 
-    /// Returns `Some` if a message may be written now, with the number of messages suppressed since the previous one.
+    /// Returns `Some` if an event is admitted now, with the number of events suppressed since the previous one.
     pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         self.admit_if(now, || true)
     }
 
-    /// Like [`admit`](Self::admit), but `other`, which is called only if this gate admits the message, must return true, too.
+    /// Like [`admit`](Self::admit), but `other`, which is called only if this limit admits the event, must return true, too.
     pub(crate) fn admit_if(&self, now: Instant, other: impl FnOnce() -> bool) -> Option<u64> {
         let mut state = self.state.lock();
         if state.began.is_none_or(|began| now - began >= self.interval) {
             state.began = Some(now);
-            state.lines = 0;
+            state.count = 0;
         }
-        if state.lines == self.lines_max || !other() {
+        if state.count == self.count_max || !other() {
             state.suppressed += 1;
             return None;
         }
-        state.lines += 1;
+        state.count += 1;
         Some(mem::take(&mut state.suppressed))
     }
 }
@@ -58,9 +58,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_per_interval_are_bounded_and_suppressed_ones_are_counted() {
+    fn events_per_interval_are_bounded_and_suppressed_ones_are_counted() {
         const INTERVAL: Duration = Duration::from_secs(10);
-        let gate = LogGate::new(3, INTERVAL);
+        let limit = IntervalLimit::new(3, INTERVAL);
         let start = Instant::now();
         for (at, admitted) in [
             (start, [Some(0), Some(0), Some(0), None]),
@@ -68,18 +68,18 @@ mod tests {
             (start + INTERVAL, [Some(5), Some(0), Some(0), None]),
             (start + 3 * INTERVAL, [Some(1), Some(0), Some(0), None]),
         ] {
-            assert_eq!([(); 4].map(|()| gate.admit(at)), admitted);
+            assert_eq!([(); 4].map(|()| limit.admit(at)), admitted);
         }
     }
 
     #[test]
-    fn message_rejected_by_the_other_gate_counts_only_as_suppressed() {
-        let gate = LogGate::new(1, Duration::from_secs(10));
+    fn event_rejected_by_the_other_limit_counts_only_as_suppressed() {
+        let limit = IntervalLimit::new(1, Duration::from_secs(10));
         let now = Instant::now();
-        assert_eq!(gate.admit_if(now, || false), None);
-        assert_eq!(gate.admit_if(now, || true), Some(1));
+        assert_eq!(limit.admit_if(now, || false), None);
+        assert_eq!(limit.admit_if(now, || true), Some(1));
         assert_eq!(
-            gate.admit_if(now, || panic!("called although this gate is closed")),
+            limit.admit_if(now, || panic!("called although this limit is reached")),
             None
         );
     }
