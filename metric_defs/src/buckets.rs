@@ -23,7 +23,7 @@ pub const COMPACTION_SECONDS: &[f64] = &[
 ];
 
 /// Seconds that a cookie waits for its limit: up to the maximum wait, or longer as a dead letter.
-pub const SHAPING_DELAY_SECONDS: &[f64] = &[
+pub const DSP_LIMITS_DELAY_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 300.0, 3600.0,
 ];
 
@@ -49,7 +49,7 @@ mod tests {
             DELIVERY_SECONDS,
             BATCH_COOKIES,
             COMPACTION_SECONDS,
-            SHAPING_DELAY_SECONDS,
+            DSP_LIMITS_DELAY_SECONDS,
             LIMITER_SECONDS,
             ORIGIN_SECONDS,
         ] {

@@ -82,15 +82,15 @@ pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELI
 pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).minus(producer::RECOVERED);
 
 /// The cookies of one DSP limit of a producer. The equation holds for the series with the same labels.
-pub const SHAPING: Equation = Equation {
-    inputs: &[producer::SHAPING_ACCEPTED],
+pub const DSP_LIMITS: Equation = Equation {
+    inputs: &[producer::DSP_LIMITS_ACCEPTED],
     terms: &[
-        Term::of(producer::SHAPING_RELEASED),
-        Term::of(producer::SHAPING_SUPERSEDED),
-        Term::of(producer::SHAPING_DROPPED),
-        Term::of(producer::SHAPING_SPOOLED),
-        Term::of(producer::SHAPING_QUEUED),
-        Term::of(producer::SHAPING_DEAD),
-        Term::of(producer::SHAPING_PARKED),
+        Term::of(producer::DSP_LIMITS_RELEASED),
+        Term::of(producer::DSP_LIMITS_SUPERSEDED),
+        Term::of(producer::DSP_LIMITS_DROPPED),
+        Term::of(producer::DSP_LIMITS_SPOOLED),
+        Term::of(producer::DSP_LIMITS_QUEUED),
+        Term::of(producer::DSP_LIMITS_DEAD),
+        Term::of(producer::DSP_LIMITS_PARKED),
     ],
 };

@@ -201,75 +201,75 @@ pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
 const LIMIT: &[&str] = &["limit"];
 const LEASE_STATE: &[&str] = &["state"];
 
-pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_ACCEPTED: MetricDef = MetricDef::counter(
     "producer_limits_accepted_cookies_total",
     "Cookies accepted under the limit. Equals `released + superseded + dropped + spooled + queued + dead + parked`.",
 )
 .by(LIMIT);
-pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
     "Cookies released into the log, by timing: when the limit permitted it (scheduled), or earlier (early), because of a shutdown or a changed limit.",
 )
 .by(&["limit", "timing"]);
-pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_SUPERSEDED: MetricDef = MetricDef::counter(
     "producer_limits_superseded_cookies_total",
     "Queued cookies superseded by a newer cookie of the same user and DSP.",
 )
 .by(LIMIT);
-pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
     "Cookies dropped, by reason: the queue was full or the cookie was older than the stream format permits (bound), the limit was exceeded in mode police (police), a deletion covers the cookie (deleted), or the cookie could be neither spooled nor released at shutdown (drain).",
 )
 .by(&["limit", "reason"]);
-pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_SPOOLED: MetricDef = MetricDef::counter(
     "producer_limits_spooled_cookies_total",
     "Queued cookies saved at shutdown in the --limits-spool file, for the next start.",
 )
 .by(LIMIT);
-pub const SHAPING_QUEUED: MetricDef = MetricDef::gauge(
+pub const DSP_LIMITS_QUEUED: MetricDef = MetricDef::gauge(
     "producer_limits_queued_cookies",
     "Cookies queued for release, including those that will be rescheduled because their wait exceeds max_wait.",
 )
 .by(LIMIT);
-pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(
+pub const DSP_LIMITS_DEAD: MetricDef = MetricDef::gauge(
     "producer_limits_dead_cookies",
     "Dead letters waiting to be requeued: cookies that could not be released within max_age.",
 )
 .by(LIMIT);
-pub const SHAPING_PARKED: MetricDef = MetricDef::gauge(
+pub const DSP_LIMITS_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
     "Parked cookies: dead letters that are no longer requeued, because they reached max_requeues.",
 )
 .by(LIMIT);
-pub const SHAPING_BYTES: MetricDef = MetricDef::gauge(
+pub const DSP_LIMITS_BYTES: MetricDef = MetricDef::gauge(
     "producer_limits_queue_bytes",
     "Memory used by queued cookies, dead letters and parked cookies.",
 )
 .by(LIMIT);
-pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
+pub const DSP_LIMITS_OLDEST: MetricDef = MetricDef::gauge(
     "producer_limits_oldest_seconds",
     "Time since the oldest queued cookie, dead letter or parked cookie was accepted.",
 )
 .by(LIMIT);
-pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
     "Cookies that exceeded a rule on arrival, by outcome: the required wait was at most max_wait (delayed), or longer (refused). In modes police and observe, all of them count as refused.",
 )
 .by(&["limit", "rule", "outcome"]);
-pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
     "Cookies that became dead letters, by reason: older than max_age at their release time (age), or expected to be older after their wait (wait).",
 )
 .by(&["limit", "rule", "reason"]);
-pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
+pub const DSP_LIMITS_REQUEUED: MetricDef = MetricDef::counter(
     "producer_limits_requeued_cookies_total",
     "Times that a dead letter was requeued.",
 )
 .by(LIMIT);
-pub const SHAPING_DELAY: MetricDef = MetricDef::histogram(
+pub const DSP_LIMITS_DELAY: MetricDef = MetricDef::histogram(
     "producer_limits_delay_seconds",
     "Time from acceptance of a cookie to its scheduled release.",
-    buckets::SHAPING_DELAY_SECONDS,
+    buckets::DSP_LIMITS_DELAY_SECONDS,
 )
 .by(LIMIT);
 pub const SHARING_SHARE: MetricDef = MetricDef::gauge(

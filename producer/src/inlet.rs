@@ -15,7 +15,7 @@
 //! # Guarantees
 //!
 //! - In every scrape, each accepted cookie has exactly one outcome or is in a queue
-//!   ([`metric_defs::equations::SHAPING`]).
+//!   ([`metric_defs::equations::DSP_LIMITS`]).
 //! - A cookie is appended to the log before any later cookie of the same user and DSP, or never.
 //! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
 //! - A killed process loses its queued cookies and no others. A process that shuts down saves its queued cookies in the
@@ -29,9 +29,9 @@
 
 mod cookie_table;
 mod counters;
+mod dsp_limits;
 mod metrics;
 mod queue;
-mod shaper;
 mod sharing;
 mod spool;
 mod status;
@@ -60,8 +60,8 @@ use tokio_util::sync::CancellationToken;
 use self::{
     cookie_table::QueuedCookie,
     counters::RemovalOutcome,
+    dsp_limits::{DspLimits, RELEASE_BATCH_MAX},
     queue::{Admission, nanos},
-    shaper::{RELEASE_BATCH_MAX, Shaper},
     sharing::LeasedShares,
     spool::Spool,
 };
@@ -96,7 +96,7 @@ struct InletShared {
 
 #[derive(Debug)]
 struct InletState {
-    shaper: Shaper,
+    dsp_limits: DspLimits,
     rules: Arc<Rules>,
     /// When [`Inlet::run`] wakes next.
     next_wake: u64,
@@ -131,7 +131,7 @@ impl Inlet {
         let inlet = Self {
             shared: Arc::new(InletShared {
                 state: Mutex::new(InletState {
-                    shaper: Shaper::new(&rules, started_unix_nanos),
+                    dsp_limits: DspLimits::new(&rules, started_unix_nanos),
                     rules,
                     next_wake: u64::MAX,
                     leased,
@@ -157,7 +157,7 @@ impl Inlet {
         &self.shared.log
     }
 
-    /// The time of an instant by the shaper's clock: Unix time in nanoseconds at the start, and monotonic from there.
+    /// The time of an instant by the clock of the limits: Unix time in nanoseconds at the start, and monotonic from there.
     fn nanos(&self, instant: Instant) -> u64 {
         let elapsed = instant.saturating_duration_since(self.shared.started);
         self.shared
@@ -194,12 +194,12 @@ impl Inlet {
             let aged_at = batch.aged_at();
             batch.retain(|cookie| {
                 let unix_micros = || aged_at.unwrap_or_else(|| log.unix_micros());
-                let admission = state.shaper.offer(cookie, now, unix_micros);
+                let admission = state.dsp_limits.offer(cookie, now, unix_micros);
                 is_queued |= admission == Admission::Queued;
                 dropped += u64::from(admission == Admission::Dropped);
                 admission == Admission::Release
             });
-            if is_queued && state.shaper.due() < state.next_wake {
+            if is_queued && state.dsp_limits.due() < state.next_wake {
                 // Prevents further notifications until the task has run.
                 state.next_wake = 0;
                 self.shared.wake.notify_one();
@@ -222,7 +222,7 @@ impl Inlet {
     ) -> Result<oneshot::Receiver<Sequence>, Closed> {
         let mut state = self.state();
         for deletion in &deletions {
-            state.shaper.delete(deletion);
+            state.dsp_limits.delete(deletion);
         }
         drop(state);
         self.shared.log.append_deletions(deletions)
@@ -261,11 +261,11 @@ impl Inlet {
         self.update_shares(&mut state);
         let mut released = Vec::new();
         let release = |cookie| released.push(cookie);
-        state.shaper.release_due(now, release);
+        state.dsp_limits.release_due(now, release);
         self.append_released(&mut state, &released);
-        let is_idle = state.rules.limits.is_empty() && state.shaper.held() == 0;
+        let is_idle = state.rules.limits.is_empty() && state.dsp_limits.held() == 0;
         self.shared.is_idle.store(is_idle, Ordering::Relaxed);
-        let wait = state.shaper.due().saturating_sub(now);
+        let wait = state.dsp_limits.due().saturating_sub(now);
         let wait = wait.min(nanos(POLL_INTERVAL));
         state.next_wake = now.saturating_add(wait);
         Duration::from_nanos(wait)
@@ -286,7 +286,7 @@ impl Inlet {
     fn update_rules(&self, state: &mut InletState, now: u64) {
         let newest = current_rules(self.shared.file.as_ref());
         if !Arc::ptr_eq(&newest, &state.rules) {
-            state.shaper.set_rules(&newest, now);
+            state.dsp_limits.set_rules(&newest, now);
             state.rules = newest;
             state.shares_expire_at = 0;
             if let Some(leased) = &state.leased {
@@ -303,7 +303,7 @@ impl Inlet {
         let cookies = {
             let mut state = self.state();
             state.is_draining = true;
-            state.shaper.remove_all(now)
+            state.dsp_limits.remove_all(now)
         };
         let (count, log) = (cookies.len(), &self.shared.log);
         let cookies = Arc::new(cookies);
@@ -328,7 +328,7 @@ impl Inlet {
         } else {
             RemovalOutcome::Dropped(DropReason::Drain)
         };
-        state.shaper.settle(outcome);
+        state.dsp_limits.settle(outcome);
         drop(state);
         let cookies = count;
         match outcome {
@@ -365,7 +365,7 @@ impl Inlet {
             "restored queued cookies from the spool"
         );
         let mut state = self.state();
-        let restore = |cookie| state.shaper.restore(cookie, now);
+        let restore = |cookie| state.dsp_limits.restore(cookie, now);
         let unlimited: Vec<_> = restored.into_iter().filter_map(restore).collect();
         for batch in unlimited.chunks(RELEASE_BATCH_MAX) {
             self.append_released(&mut state, batch);

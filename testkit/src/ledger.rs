@@ -6,7 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use metric_defs::{
     Equation, MetricDef,
-    equations::{ACCOUNT, LEDGER, SHAPING, Term},
+    equations::{ACCOUNT, DSP_LIMITS, LEDGER, Term},
 };
 
 use crate::scrape::{Samples, names};
@@ -25,12 +25,12 @@ pub fn check(samples: &Samples) -> Result<()> {
     Ok(())
 }
 
-/// Checks the [account](ACCOUNT) of each subscriber of a producer, and the ledger of each of its [limits](SHAPING).
+/// Checks the [account](ACCOUNT) of each subscriber of a producer, and the ledger of each of its [limits](DSP_LIMITS).
 ///
 /// # Errors
 /// Lists all terms if an equation does not balance or a term is missing.
 pub fn check_producer(samples: &Samples) -> Result<()> {
-    for labels in samples.label_sets(names::SHAPING_ACCEPTED) {
+    for labels in samples.label_sets(names::DSP_LIMITS_ACCEPTED) {
         limit_outcomes(samples, labels.get("limit").map_or("", String::as_str))?;
     }
     let appended = term(samples, names::APPENDED, &[])?;
@@ -57,22 +57,22 @@ pub fn check_producer(samples: &Samples) -> Result<()> {
 /// `released`, `queued`.
 ///
 /// # Errors
-/// Lists all terms if the [equation](SHAPING) does not balance or a term is missing.
+/// Lists all terms if the [equation](DSP_LIMITS) does not balance or a term is missing.
 pub fn limit_outcomes(samples: &Samples, limit: &str) -> Result<(u64, Vec<(&'static str, u64)>)> {
     let labels = [("limit", limit)];
-    let balance = Balance::of(&SHAPING, samples, &labels)?;
+    let balance = Balance::of(&DSP_LIMITS, samples, &labels)?;
     ensure!(
         balance.is_balanced,
         "the ledger of limit {limit} does not balance: {}",
         balance.text
     );
-    let outcomes = SHAPING.terms.iter().map(|term| {
+    let outcomes = DSP_LIMITS.terms.iter().map(|term| {
         let name = term.count.name.strip_prefix("producer_limits_");
         let outcome = name.and_then(|name| name.split('_').next());
         let count = samples.count(term.count, &labels);
         (outcome.unwrap_or(term.count.name), count)
     });
-    let accepted = samples.count(names::SHAPING_ACCEPTED, &labels);
+    let accepted = samples.count(names::DSP_LIMITS_ACCEPTED, &labels);
     Ok((accepted, outcomes.collect()))
 }
 

@@ -26,7 +26,7 @@ pub(super) struct QueuedCookie {
     pub(super) dsp_id: u32,
     /// When it was accepted, in microseconds since the Unix epoch; its age at release is computed from this.
     pub(super) accepted_unix_micros: u64,
-    /// The same time, in nanoseconds of the shaper's clock.
+    /// The same time, in nanoseconds of the clock of the limits.
     pub(super) accepted: u64,
     /// When it entered the queue, on acceptance or at the last requeue.
     pub(super) entered: u64,
@@ -50,7 +50,7 @@ pub(super) enum CookieState {
 }
 
 impl QueuedCookie {
-    /// A cookie to queue. `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the shaper's clock.
+    /// A cookie to queue. `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the clock of the limits.
     pub(super) fn new(cookie: &CookieRef<'_>, accepted_unix_micros: u64, accepted: u64) -> Self {
         let (user_id, buyer_uid) = (cookie.user_id.as_bytes(), cookie.buyer_uid.as_bytes());
         Self {

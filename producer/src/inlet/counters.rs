@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use metric_defs::{
     MetricDef,
-    buckets::SHAPING_DELAY_SECONDS,
+    buckets::DSP_LIMITS_DELAY_SECONDS,
     producer::{
-        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_OLDEST, SHAPING_PARKED,
-        SHAPING_QUEUED, SHAPING_REQUEUED, SHAPING_SPOOLED, SHAPING_SUPERSEDED,
+        DSP_LIMITS_ACCEPTED, DSP_LIMITS_BYTES, DSP_LIMITS_DEAD, DSP_LIMITS_OLDEST,
+        DSP_LIMITS_PARKED, DSP_LIMITS_QUEUED, DSP_LIMITS_REQUEUED, DSP_LIMITS_SPOOLED,
+        DSP_LIMITS_SUPERSEDED,
     },
 };
 use runtime::metrics::as_f64;
@@ -219,22 +220,22 @@ type Row = (MetricDef, fn(&LimitSummary) -> f64);
 
 /// All metrics with one series per limit.
 pub(super) const ROWS: &[Row] = &[
-    (SHAPING_ACCEPTED, |it| as_f64(it.counters.accepted)),
-    (SHAPING_SUPERSEDED, |it| as_f64(it.counters.superseded)),
-    (SHAPING_SPOOLED, |it| as_f64(it.counters.spooled)),
-    (SHAPING_QUEUED, |it| as_f64(it.usage.queued)),
-    (SHAPING_DEAD, |it| as_f64(it.usage.dead)),
-    (SHAPING_PARKED, |it| as_f64(it.usage.parked)),
-    (SHAPING_BYTES, |it| as_f64(it.usage.bytes)),
-    (SHAPING_OLDEST, |it| seconds(it.usage.oldest_nanos)),
-    (SHAPING_REQUEUED, |it| as_f64(it.counters.requeued)),
+    (DSP_LIMITS_ACCEPTED, |it| as_f64(it.counters.accepted)),
+    (DSP_LIMITS_SUPERSEDED, |it| as_f64(it.counters.superseded)),
+    (DSP_LIMITS_SPOOLED, |it| as_f64(it.counters.spooled)),
+    (DSP_LIMITS_QUEUED, |it| as_f64(it.usage.queued)),
+    (DSP_LIMITS_DEAD, |it| as_f64(it.usage.dead)),
+    (DSP_LIMITS_PARKED, |it| as_f64(it.usage.parked)),
+    (DSP_LIMITS_BYTES, |it| as_f64(it.usage.bytes)),
+    (DSP_LIMITS_OLDEST, |it| seconds(it.usage.oldest_nanos)),
+    (DSP_LIMITS_REQUEUED, |it| as_f64(it.counters.requeued)),
 ];
 
 /// Histogram of queueing delays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Delays {
-    /// Count per bucket of [`SHAPING_DELAY_SECONDS`], not cumulative; the last bucket has no upper bound.
-    pub(crate) buckets: [u64; SHAPING_DELAY_SECONDS.len() + 1],
+    /// Count per bucket of [`DSP_LIMITS_DELAY_SECONDS`], not cumulative; the last bucket has no upper bound.
+    pub(crate) buckets: [u64; DSP_LIMITS_DELAY_SECONDS.len() + 1],
     pub(crate) sum_nanos: u64,
 }
 
@@ -246,7 +247,7 @@ impl Delays {
 
     fn observe(&mut self, delay_nanos: u64) {
         let seconds = seconds(delay_nanos);
-        let bucket = SHAPING_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
+        let bucket = DSP_LIMITS_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
         self.buckets[bucket] += 1;
         self.sum_nanos = self.sum_nanos.saturating_add(delay_nanos);
     }

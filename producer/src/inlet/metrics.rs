@@ -1,8 +1,8 @@
 //! Metrics of the DSP limits, read from all queues at one moment, so that the counts balance in every scrape.
 
 use metric_defs::producer::{
-    SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_RELEASED,
-    SHARING_SHARE, SHARING_STATE, SHARING_SUM,
+    DSP_LIMITS_DEAD_LETTERS, DSP_LIMITS_DELAY, DSP_LIMITS_DROPPED, DSP_LIMITS_EXCEEDED,
+    DSP_LIMITS_RELEASED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
@@ -69,11 +69,11 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         family(SHARING_SHARE, share),
         family(SHARING_SUM, sum),
         family(SHARING_STATE, states),
-        family(SHAPING_RELEASED, released),
-        family(SHAPING_DROPPED, dropped),
-        family(SHAPING_EXCEEDED, exceeded),
-        family(SHAPING_DEAD_LETTERS, dead_letters),
-        histograms(SHAPING_DELAY, delays),
+        family(DSP_LIMITS_RELEASED, released),
+        family(DSP_LIMITS_DROPPED, dropped),
+        family(DSP_LIMITS_EXCEEDED, exceeded),
+        family(DSP_LIMITS_DEAD_LETTERS, dead_letters),
+        histograms(DSP_LIMITS_DELAY, delays),
     ];
     by_limit.chain(others).collect()
 }

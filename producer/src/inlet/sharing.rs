@@ -15,7 +15,7 @@ use limits_sharing::{
 use runtime::metrics::as_f64;
 use tokio_util::sync::CancellationToken;
 
-use super::{Inlet, InletState, queue::nanos, shaper::Shares};
+use super::{Inlet, InletState, dsp_limits::Shares, queue::nanos};
 
 /// The lease of this producer and its active plan; the lease is fixed until the process ends.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Inlet {
             return;
         }
         let (shares, valid_for) = leased.shares(&state.rules);
-        state.shaper.set_shares(&state.rules, shares, now);
+        state.dsp_limits.set_shares(&state.rules, shares, now);
         let valid_for = valid_for.map_or(u64::MAX, nanos);
         state.shares_expire_at = now.saturating_add(valid_for);
     }
@@ -154,7 +154,9 @@ impl ShareUser for LeaseUser {
         let elapsed = nanos(self.since.elapsed());
         self.since = Instant::now();
         let state = &mut *self.inlet.state();
-        state.shaper.demands(&state.rules, elapsed, self.timeout)
+        state
+            .dsp_limits
+            .demands(&state.rules, elapsed, self.timeout)
     }
 
     /// The shares of the plan are active when this returns.

@@ -11,12 +11,12 @@ impl Inlet {
     /// DSP and rule. Use it per page or scrape, not per cookie.
     pub(crate) fn summaries(&self) -> BTreeMap<String, LimitSummary> {
         let now = self.now();
-        self.state().shaper.summaries(now)
+        self.state().dsp_limits.summaries(now)
     }
 
     /// Number of cookies in all queues, including dead letters.
     pub fn held(&self) -> u64 {
-        self.state().shaper.held()
+        self.state().dsp_limits.held()
     }
 
     /// One-line description for `/readyz`; `None` without a contracts file.

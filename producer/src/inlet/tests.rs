@@ -17,8 +17,8 @@ use proto::wire::CookieRef;
 use super::{
     Inlet,
     counters::{LimitSummary, QueueUsage},
+    dsp_limits::DspLimits,
     queue::Admission,
-    shaper::Shaper,
 };
 use crate::log::{self, AppendBatch, Log};
 
@@ -41,9 +41,9 @@ struct Release {
     accepted: u64,
 }
 
-/// A shaper in virtual time, and the cookies that it released.
+/// The limits in virtual time, and the cookies that it released.
 struct World {
-    shaper: Shaper,
+    dsp_limits: DspLimits,
     /// Nanoseconds since the start.
     now: u64,
     /// Delay of the timer.
@@ -74,7 +74,7 @@ pub(crate) fn without_limits() -> Inlet {
 impl World {
     fn new(text: &str) -> Self {
         Self {
-            shaper: Shaper::new(&rules(text), START),
+            dsp_limits: DspLimits::new(&rules(text), START),
             now: 0,
             late: 0,
             releases: Vec::new(),
@@ -101,7 +101,7 @@ impl World {
         batch.push(&cookie);
         let mut admission = Admission::Dropped;
         batch.retain(|cookie| {
-            admission = self.shaper.offer(cookie, now, || now / 1000);
+            admission = self.dsp_limits.offer(cookie, now, || now / 1000);
             false
         });
         if admission == Admission::Release {
@@ -132,7 +132,7 @@ impl World {
     fn advance_to(&mut self, then: u64) {
         loop {
             let due = self
-                .shaper
+                .dsp_limits
                 .due()
                 .saturating_sub(START)
                 .saturating_add(self.late);
@@ -147,7 +147,7 @@ impl World {
 
     fn release_due(&mut self) {
         let mut released = Vec::new();
-        self.shaper
+        self.dsp_limits
             .release_due(START + self.now, |cookie| released.push(cookie));
         for queued in released {
             let cookie = queued.cookie();
@@ -163,11 +163,11 @@ impl World {
     }
 
     fn set_rules(&mut self, text: &str) {
-        self.shaper.set_rules(&rules(text), START + self.now);
+        self.dsp_limits.set_rules(&rules(text), START + self.now);
     }
 
     fn summary(&self, limit: &str) -> LimitSummary {
-        let summaries = self.shaper.summaries(START + self.now);
+        let summaries = self.dsp_limits.summaries(START + self.now);
         for (name, summary) in &summaries {
             let unaccounted = summary.counters.unaccounted(&summary.usage);
             assert_eq!(unaccounted, 0, "limit {name}: {summary:#?}");

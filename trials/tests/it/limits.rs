@@ -91,7 +91,7 @@ fn limit_metric(samples: &Samples, metric: MetricDef, limit: &str) -> u64 {
 /// Number of times that a cookie exceeded `max_wait`.
 fn exceeded_max_wait(samples: &Samples, limit: &str) -> u64 {
     let labels = [("limit", limit), ("outcome", "refused")];
-    samples.count(names::SHAPING_EXCEEDED, &labels)
+    samples.count(names::DSP_LIMITS_EXCEEDED, &labels)
 }
 
 /// The balance of a limit's cookies by outcome, for the test output.

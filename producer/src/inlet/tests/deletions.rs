@@ -38,7 +38,7 @@ fn released_after(deletion: &Deletion) -> (Vec<(u32, String)>, u64) {
             world.offer(dsp, user);
         }
     }
-    world.shaper.delete(deletion);
+    world.dsp_limits.delete(deletion);
     world.advance_to(60 * SECOND);
     let mut released: Vec<_> = world
         .releases

@@ -3,7 +3,7 @@
 use limits::rules::Rules;
 
 use super::{SECOND, START, World, rules};
-use crate::inlet::{queue::Admission, shaper::Shares};
+use crate::inlet::{dsp_limits::Shares, queue::Admission};
 
 fn shaped() -> &'static str {
     "unknown = \"unlimited\"\n[limits.seventeen]\nkeys = [17]\nmode = \"shape\"\nrules = [ { id = \"peak\", rate = \"300/s\", burst = 30 } ]\n"
@@ -17,7 +17,9 @@ fn set_share(world: &mut World, rules: &Rules, millionths: u64) {
         members_max: Some(1),
         is_refused: false,
     };
-    world.shaper.set_shares(rules, shares, START + world.now);
+    world
+        .dsp_limits
+        .set_shares(rules, shares, START + world.now);
 }
 
 /// Offers 500 cookies per second.
@@ -87,7 +89,7 @@ fn demand_includes_new_and_queued_cookies() {
     set_share(&mut world, &rules, 500_000);
     offer(&mut world, 1);
     let queued = world.usage("seventeen").queued;
-    let demands = world.shaper.demands(&rules, SECOND, 3 * SECOND);
+    let demands = world.dsp_limits.demands(&rules, SECOND, 3 * SECOND);
     let expected = (500 + queued / 3) * 1_000_000 / 300;
     assert_eq!(demands.len(), 1);
     assert!(
@@ -95,7 +97,7 @@ fn demand_includes_new_and_queued_cookies() {
         "{demands:?} {expected}"
     );
     // No new cookies since the previous call.
-    let demands = world.shaper.demands(&rules, SECOND, 3 * SECOND);
+    let demands = world.dsp_limits.demands(&rules, SECOND, 3 * SECOND);
     assert!(demands[0].1.abs_diff(queued / 3 * 1_000_000 / 300) < 10_000);
 }
 
@@ -126,7 +128,9 @@ fn window_has_no_share_while_the_server_refuses() {
             members_max: Some(members_max),
             is_refused,
         };
-        world.shaper.set_shares(&rules, shares, START + world.now);
+        world
+            .dsp_limits
+            .set_shares(&rules, shares, START + world.now);
         let offered = (0..30).map(|user| world.offer(17, &format!("user-{user}")));
         offered.filter(|it| *it == Admission::Release).count()
     };

@@ -153,9 +153,9 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
         let samples = samples(producer)?;
         let appended = samples.count(names::APPENDED, &[]);
         let pending = [
-            names::SHAPING_QUEUED,
-            names::SHAPING_DEAD,
-            names::SHAPING_PARKED,
+            names::DSP_LIMITS_QUEUED,
+            names::DSP_LIMITS_DEAD,
+            names::DSP_LIMITS_PARKED,
         ];
         let waiting: u64 = pending.map(|it| samples.count(it, &[])).iter().sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);

@@ -58,10 +58,16 @@ async fn run(is_flooded: bool) -> Result<Samples> {
     let (calm, flooded) = (calm?, flooded?);
     wait_released(&producer).await?;
     let samples = producer.metrics().await?;
-    let accepted = others().map(|limit| limit_metric(&samples, names::SHAPING_ACCEPTED, &limit));
+    let accepted = others().map(|limit| limit_metric(&samples, names::DSP_LIMITS_ACCEPTED, &limit));
     ensure!(accepted.sum::<u64>() == calm);
     println!("{}", describe_balance(&samples, &format!("dsp-{FLOODER}"))?);
-    ensure!(limit_metric(&samples, names::SHAPING_ACCEPTED, &format!("dsp-{FLOODER}")) == flooded);
+    ensure!(
+        limit_metric(
+            &samples,
+            names::DSP_LIMITS_ACCEPTED,
+            &format!("dsp-{FLOODER}")
+        ) == flooded
+    );
     Ok(samples)
 }
 
@@ -72,7 +78,7 @@ async fn wait_released(producer: &Producer) -> Result<()> {
         "no cookie of the other DSPs is queued",
         async || {
             let now = producer.metrics().await?;
-            let queued = others().map(|limit| limit_metric(&now, names::SHAPING_QUEUED, &limit));
+            let queued = others().map(|limit| limit_metric(&now, names::DSP_LIMITS_QUEUED, &limit));
             Ok(queued.sum::<u64>() == 0)
         },
     )
@@ -84,7 +90,7 @@ fn p99(samples: &Samples) -> Result<f64> {
     let mut delays = Buckets::default();
     for limit in others() {
         let labels = [("limit", &*limit)];
-        delays = delays.plus(&samples.histogram_of(names::SHAPING_DELAY, &labels));
+        delays = delays.plus(&samples.histogram_of(names::DSP_LIMITS_DELAY, &labels));
     }
     delays.quantile(0.99).context("no cookie was released")
 }
@@ -99,9 +105,9 @@ async fn flooding_dsp_does_not_delay_nineteen_others() -> Result<()> {
         for limit in others() {
             // All waits were within max_wait, so every cookie was released.
             let of = |metric| limit_metric(samples, metric, &limit);
-            let released = of(names::SHAPING_RELEASED);
+            let released = of(names::DSP_LIMITS_RELEASED);
             let is_balanced =
-                released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);
+                released + of(names::DSP_LIMITS_SUPERSEDED) == of(names::DSP_LIMITS_ACCEPTED);
             ensure!(
                 released > 0 && is_balanced && exceeded_max_wait(samples, &limit) == 0,
                 "{}",

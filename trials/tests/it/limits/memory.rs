@@ -43,7 +43,7 @@ async fn dsp_queue_stays_within_its_memory_limit() -> Result<()> {
     let producer = start(&dir, &limits, &LOG).await?;
     let with = growth(&producer).await?;
     let samples = producer.metrics().await?;
-    let queued_bytes = limit_metric(&samples, names::SHAPING_BYTES, "dsp-1");
+    let queued_bytes = limit_metric(&samples, names::DSP_LIMITS_BYTES, "dsp-1");
     println!(
         "{}, {queued_bytes} bytes queued",
         describe_balance(&samples, "dsp-1")?

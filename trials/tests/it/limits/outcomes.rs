@@ -96,9 +96,9 @@ async fn wait_queue_empty(producer: &Producer) -> Result<()> {
     wait_until(TIMEOUT, "the queue is empty", async || {
         let now = producer.metrics().await?;
         let queued = [
-            names::SHAPING_QUEUED,
-            names::SHAPING_DEAD,
-            names::SHAPING_PARKED,
+            names::DSP_LIMITS_QUEUED,
+            names::DSP_LIMITS_DEAD,
+            names::DSP_LIMITS_PARKED,
         ];
         let queued = queued.map(|metric| limit_metric(&now, metric, "shaped"));
         Ok(queued.iter().sum::<u64>() == 0)

@@ -107,25 +107,25 @@ async fn check_rate(time: Duration) -> Result<f64> {
     let accepted = send(&plan).await?;
     let loaded = producer.metrics().await?;
     println!("{}", describe_balance(&loaded, "dsp-1")?);
-    ensure!(limit_metric(&loaded, names::SHAPING_ACCEPTED, "dsp-1") == accepted);
+    ensure!(limit_metric(&loaded, names::DSP_LIMITS_ACCEPTED, "dsp-1") == accepted);
     ensure!(
         exceeded_max_wait(&loaded, "dsp-1") > 0,
         "no cookie exceeded max_wait"
     );
-    let expired = limit_metric(&loaded, names::SHAPING_DEAD_LETTERS, "dsp-1");
+    let expired = limit_metric(&loaded, names::DSP_LIMITS_DEAD_LETTERS, "dsp-1");
     ensure!(expired > 0, "no cookie exceeded max_age");
-    let requeued = limit_metric(&loaded, names::SHAPING_REQUEUED, "dsp-1");
-    let dead = limit_metric(&loaded, names::SHAPING_DEAD, "dsp-1");
+    let requeued = limit_metric(&loaded, names::DSP_LIMITS_REQUEUED, "dsp-1");
+    let dead = limit_metric(&loaded, names::DSP_LIMITS_DEAD, "dsp-1");
     wait_until(time + TIMEOUT, "dead letters are requeued", async || {
         let now = producer.metrics().await?;
-        let are_fewer = limit_metric(&now, names::SHAPING_DEAD, "dsp-1") < dead;
-        Ok(are_fewer && limit_metric(&now, names::SHAPING_REQUEUED, "dsp-1") > requeued)
+        let are_fewer = limit_metric(&now, names::DSP_LIMITS_DEAD, "dsp-1") < dead;
+        Ok(are_fewer && limit_metric(&now, names::DSP_LIMITS_REQUEUED, "dsp-1") > requeued)
     })
     .await?;
 
     producer.process.stop(TIMEOUT).await?;
     let stream = reader.finish().await?;
-    let released = limit_metric(&loaded, names::SHAPING_RELEASED, "dsp-1");
+    let released = limit_metric(&loaded, names::DSP_LIMITS_RELEASED, "dsp-1");
     let starts = chunk_starts(&stream);
     // Excludes the shutdown, when queued cookies are released early.
     let loaded: Vec<_> = starts

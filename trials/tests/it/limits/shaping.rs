@@ -60,7 +60,7 @@ fn shaped(rate: &str) -> String {
 
 async fn queued(producer: &Producer) -> Result<u64> {
     let metrics = producer.metrics().await?;
-    Ok(metrics.count(names::SHAPING_QUEUED, &[]))
+    Ok(metrics.count(names::DSP_LIMITS_QUEUED, &[]))
 }
 
 /// Sends one cookie for each user. The first is released immediately, the others are queued.
@@ -95,7 +95,10 @@ async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart()
         consumer.wait_lookup(user, known).await?;
     }
     let metrics = producer.metrics().await?;
-    assert_eq!(metrics.count(names::SHAPING_ACCEPTED, &[]), queued_cookies);
+    assert_eq!(
+        metrics.count(names::DSP_LIMITS_ACCEPTED, &[]),
+        queued_cookies
+    );
     ensure!(!spool.exists());
     Ok(())
 }

@@ -10,7 +10,7 @@ use limits::{
     rules::{NamedLimit, Rules},
 };
 
-use super::{NamedQueue, Shaper};
+use super::{DspLimits, NamedQueue};
 
 /// A share of zero is represented as one request per this interval.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -47,7 +47,7 @@ impl Shares {
     }
 }
 
-impl Shaper {
+impl DspLimits {
     /// Changes the shares. Used quota is kept, so no burst is granted twice. Queued cookies are planned at the new rates.
     pub(in crate::inlet) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
         let now = now.max(self.latest);

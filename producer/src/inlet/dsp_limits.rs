@@ -1,7 +1,7 @@
 //! All queues of a producer's DSP limits. Does no I/O; the caller passes the time.
 //!
-//! Every cookie of a limited DSP is passed to [`Shaper::offer`], and is released immediately, queued or dropped. The
-//! caller runs [`Shaper::release_due`] when [`Shaper::due`] has passed.
+//! Every cookie of a limited DSP is passed to [`DspLimits::offer`], and is released immediately, queued or dropped. The
+//! caller runs [`DspLimits::release_due`] when [`DspLimits::due`] has passed.
 //!
 //! One reservation covers the limits of a cookie's DSP and the global limits. While cookies are queued, only the first
 //! cookies of each FIFO get reservations. The queues are served round-robin: under a global limit, each queue gets the
@@ -35,7 +35,7 @@ pub(super) const RELEASE_BATCH_MAX: usize = 256;
 
 /// All queues.
 #[derive(Debug)]
-pub(crate) struct Shaper {
+pub(crate) struct DspLimits {
     limits: Limits<u32>,
     limit_ids: BTreeMap<RuleName, LimitId>,
     /// Ids of removed rules, for reuse.
@@ -72,19 +72,19 @@ struct NamedQueue {
     name: String,
     key: u32,
     queue: DspQueue,
-    /// Accepted cookies at the last call of [`Shaper::demands`].
+    /// Accepted cookies at the last call of [`DspLimits::demands`].
     accepted_before: u64,
     /// The contracts file no longer has this limit or key.
     is_closing: bool,
-    /// It is listed in [`Shaper::non_empty`].
+    /// It is listed in [`DspLimits::non_empty`].
     is_listed: bool,
 }
 
-impl Shaper {
+impl DspLimits {
     /// The queues of limits that were [checked](limits_sharing::dsp_limits::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
-        let mut shaper = Self {
+        let mut dsp_limits = Self {
             limits: Limits::new(rules_max),
             limit_ids: BTreeMap::new(),
             free_limit_ids: Vec::new(),
@@ -100,8 +100,8 @@ impl Shaper {
             unsettled: BTreeMap::new(),
             due: 0,
         };
-        shaper.set_rules(rules, now);
-        shaper
+        dsp_limits.set_rules(rules, now);
+        dsp_limits
     }
 
     /// Decides on a cookie that was just accepted. Calls `unix_micros` only for a cookie that is queued or has one in a queue.

@@ -8,10 +8,10 @@ use limits::{
     rules::{NamedLimit, Rules, Unknown},
 };
 
-use super::{NamedQueue, SHARED_KEY, Shaper};
+use super::{DspLimits, NamedQueue, SHARED_KEY};
 use crate::inlet::queue::{DspQueue, QueueConfig};
 
-impl Shaper {
+impl DspLimits {
     /// Replaces the rules. Used quota is kept, and queued cookies follow the new rules.
     pub(in crate::inlet) fn set_rules(&mut self, rules: &Rules, now: u64) {
         self.assign_limit_ids(rules, now);
