@@ -22,7 +22,7 @@ pub const COMPACTION_SECONDS: &[f64] = &[
     0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0,
 ];
 
-/// Seconds that a cookie waits for its limit: up to the maximum wait, or longer as a dead letter.
+/// Seconds that a cookie waits for its limit: up to the maximum wait, or longer if it is overdue.
 pub const DSP_LIMITS_DELAY_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 300.0, 3600.0,
 ];

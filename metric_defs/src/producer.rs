@@ -233,22 +233,22 @@ pub const DSP_LIMITS_QUEUED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const DSP_LIMITS_DEAD: MetricDef = MetricDef::gauge(
     "producer_limits_dead_cookies",
-    "Dead letters waiting to be requeued: cookies that could not be released within max_age.",
+    "Overdue cookies waiting to be requeued: cookies that could not be released within max_age.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
-    "Parked cookies: dead letters that are no longer requeued, because they reached max_requeues.",
+    "Parked cookies: overdue cookies that are no longer requeued, because they reached max_requeues.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_BYTES: MetricDef = MetricDef::gauge(
     "producer_limits_queue_bytes",
-    "Memory used by queued cookies, dead letters and parked cookies.",
+    "Memory used by queued, overdue and parked cookies.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_OLDEST: MetricDef = MetricDef::gauge(
     "producer_limits_oldest_seconds",
-    "Time since the oldest queued cookie, dead letter or parked cookie was accepted.",
+    "Time since the oldest queued, overdue or parked cookie was accepted.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_EXCEEDED: MetricDef = MetricDef::counter(
@@ -258,12 +258,12 @@ pub const DSP_LIMITS_EXCEEDED: MetricDef = MetricDef::counter(
 .by(&["limit", "rule", "outcome"]);
 pub const DSP_LIMITS_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
-    "Cookies that became dead letters, by reason: older than max_age at their release time (age), or expected to be older after their wait (wait).",
+    "Cookies that became overdue, by reason: older than max_age at their release time (age), or expected to be older after their wait (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const DSP_LIMITS_REQUEUED: MetricDef = MetricDef::counter(
     "producer_limits_requeued_cookies_total",
-    "Times that a dead letter was requeued.",
+    "Times that an overdue cookie was requeued.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_DELAY: MetricDef = MetricDef::histogram(

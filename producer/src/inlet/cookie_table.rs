@@ -30,7 +30,7 @@ pub(super) struct QueuedCookie {
     pub(super) accepted: u64,
     /// When it entered the queue, on acceptance or at the last requeue.
     pub(super) entered: u64,
-    /// How often it was requeued as a dead letter.
+    /// How often it was requeued as overdue.
     pub(super) requeues: u32,
     pub(super) state: CookieState,
     hash: u32,
@@ -43,9 +43,9 @@ pub(super) enum CookieState {
     Queued(u64),
     /// Its wait would have been too long; it is rescheduled at this time.
     Deferred(u64),
-    /// A dead letter that is not requeued before this time.
-    Dead(u64),
-    /// A dead letter that is not requeued any more.
+    /// An overdue cookie that is not requeued before this time.
+    Overdue(u64),
+    /// An overdue cookie that is not requeued any more.
     Parked,
 }
 
@@ -114,9 +114,9 @@ pub(super) struct CookieTable {
     next_position: u64,
     /// Deferred cookies, by the time of their next attempt.
     pub(super) deferred: BTreeSet<(u64, CookieIndex)>,
-    /// Dead letters, by the time from which they may be requeued.
-    pub(super) dead: BTreeSet<(u64, CookieIndex)>,
-    /// Dead letters that are not requeued any more.
+    /// Overdue cookies, by the time from which they may be requeued.
+    pub(super) overdue: BTreeSet<(u64, CookieIndex)>,
+    /// Overdue cookies that are not requeued any more.
     pub(super) parked: BTreeSet<(u64, CookieIndex)>,
     /// All cookies, by acceptance time.
     by_age: BTreeSet<(u64, CookieIndex)>,
@@ -212,18 +212,18 @@ impl CookieTable {
         self.add_to_sets(at);
     }
 
-    /// Counts a requeue of a dead letter, which enters the queue again.
+    /// Counts a requeue of an overdue cookie, which enters the queue again.
     pub(super) fn requeue(&mut self, at: CookieIndex, now: u64) {
         let cookie = self.get_mut(at);
         cookie.requeues += 1;
         cookie.entered = now;
     }
 
-    /// Makes all parked dead letters eligible for requeue again.
+    /// Makes all parked cookies eligible for requeue again.
     pub(super) fn unpark(&mut self, now: u64) {
         for (_, at) in self.parked.clone() {
             self.get_mut(at).requeues = 0;
-            self.set_state(at, CookieState::Dead(now));
+            self.set_state(at, CookieState::Overdue(now));
         }
     }
 
@@ -283,7 +283,7 @@ impl CookieTable {
         match state {
             CookieState::Queued(position) => (&mut self.fifo, position),
             CookieState::Deferred(retry_at) => (&mut self.deferred, retry_at),
-            CookieState::Dead(requeue_at) => (&mut self.dead, requeue_at),
+            CookieState::Overdue(requeue_at) => (&mut self.overdue, requeue_at),
             CookieState::Parked => (&mut self.parked, 0),
         }
     }

@@ -46,16 +46,16 @@ pub(crate) enum RemovalOutcome {
     Dropped(DropReason),
 }
 
-/// Why a cookie became a dead letter.
+/// Why a cookie became overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeadLetterReason {
+pub(crate) enum OverdueReason {
     /// It was older than `max_age` at its release time.
     Age,
     /// It would have been older than `max_age` after the expected wait.
     Wait,
 }
 
-impl DeadLetterReason {
+impl OverdueReason {
     pub(crate) const ALL: [(Self, &str); 2] = [(Self::Age, "age"), (Self::Wait, "wait")];
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct LimitCounters {
     dropped: [u64; DropReason::ALL.len()],
     /// Saved for the next run.
     pub(crate) spooled: u64,
-    /// Times that a dead letter was requeued.
+    /// Times that an overdue cookie was requeued.
     pub(crate) requeued: u64,
     /// Counters of each rule, by rule id.
     pub(crate) rules: BTreeMap<String, RuleCounters>,
@@ -91,8 +91,8 @@ pub(crate) struct RuleCounters {
     /// Cookies that exceeded the rule on arrival: those that were queued, and those whose wait would have exceeded
     /// `max_wait`. In police and observe mode, every exceeding cookie counts in the second group.
     pub(crate) exceeded: [u64; 2],
-    /// Times that a cookie waiting for the rule became a dead letter, by reason.
-    pub(crate) dead_letters: [u64; DeadLetterReason::ALL.len()],
+    /// Times that a cookie waiting for the rule became overdue, by reason.
+    pub(crate) overdue: [u64; OverdueReason::ALL.len()],
 }
 
 impl LimitCounters {
@@ -129,8 +129,8 @@ impl LimitCounters {
         self.dropped[reason as usize] += count;
     }
 
-    pub(super) fn add_dead_letter(&mut self, reason: DeadLetterReason, rule: &str) {
-        self.rule(rule).dead_letters[reason as usize] += 1;
+    pub(super) fn add_overdue(&mut self, reason: OverdueReason, rule: &str) {
+        self.rule(rule).overdue[reason as usize] += 1;
     }
 
     pub(super) fn delayed(&mut self, rule: &str) {
@@ -153,7 +153,7 @@ impl LimitCounters {
         for (rule, counters) in &other.rules {
             let totals = self.rules.entry(rule.clone()).or_default();
             add(&mut totals.exceeded, &counters.exceeded);
-            add(&mut totals.dead_letters, &counters.dead_letters);
+            add(&mut totals.overdue, &counters.overdue);
         }
         self.delays.add(&other.delays);
         self.delays.buckets[0] += other.passed;
@@ -177,7 +177,7 @@ impl LimitCounters {
             + self.superseded
             + self.spooled
             + self.dropped.iter().sum::<u64>();
-        let held = usage.queued + usage.dead + usage.parked;
+        let held = usage.queued + usage.overdue + usage.parked;
         i128::from(self.accepted) - i128::from(settled) - i128::from(held)
     }
 }
@@ -187,9 +187,9 @@ impl LimitCounters {
 pub(crate) struct QueueUsage {
     /// Cookies queued for release, including deferred ones.
     pub(crate) queued: u64,
-    /// Dead letters that will be requeued.
-    pub(crate) dead: u64,
-    /// Dead letters that will not be requeued.
+    /// Overdue cookies that will be requeued.
+    pub(crate) overdue: u64,
+    /// Overdue cookies that will not be requeued.
     pub(crate) parked: u64,
     /// Memory of all of them.
     pub(crate) bytes: u64,
@@ -201,7 +201,7 @@ impl QueueUsage {
     /// Adds the usage of another queue.
     pub(super) fn add(&mut self, other: &Self) {
         self.queued += other.queued;
-        self.dead += other.dead;
+        self.overdue += other.overdue;
         self.parked += other.parked;
         self.bytes += other.bytes;
         self.oldest_nanos = self.oldest_nanos.max(other.oldest_nanos);
@@ -224,7 +224,7 @@ pub(super) const ROWS: &[Row] = &[
     (DSP_LIMITS_SUPERSEDED, |it| as_f64(it.counters.superseded)),
     (DSP_LIMITS_SPOOLED, |it| as_f64(it.counters.spooled)),
     (DSP_LIMITS_QUEUED, |it| as_f64(it.usage.queued)),
-    (DSP_LIMITS_DEAD, |it| as_f64(it.usage.dead)),
+    (DSP_LIMITS_DEAD, |it| as_f64(it.usage.overdue)),
     (DSP_LIMITS_PARKED, |it| as_f64(it.usage.parked)),
     (DSP_LIMITS_BYTES, |it| as_f64(it.usage.bytes)),
     (DSP_LIMITS_OLDEST, |it| seconds(it.usage.oldest_nanos)),

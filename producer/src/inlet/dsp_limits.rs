@@ -269,7 +269,7 @@ impl DspLimits {
         }
     }
 
-    /// Number of cookies in all queues, including dead letters.
+    /// Number of cookies in all queues, including overdue cookies.
     pub(super) fn held(&self) -> u64 {
         let queues = self.queues.iter().map(|named| named.queue.len() as u64);
         queues.chain(self.unsettled.values().copied()).sum()

@@ -8,7 +8,7 @@ use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
 use super::{
     Inlet,
-    counters::{DeadLetterReason, DropReason, ROWS, seconds},
+    counters::{DropReason, OverdueReason, ROWS, seconds},
     sharing::ShareState,
 };
 
@@ -45,10 +45,10 @@ fn families(inlet: &Inlet) -> Vec<Family> {
                 .map(|(outcome, count)| ([limit.as_str(), rule.as_str(), outcome], as_f64(count)))
         })
     });
-    let dead_letters = summaries.iter().flat_map(|(limit, it)| {
+    let overdue = summaries.iter().flat_map(|(limit, it)| {
         it.counters.rules.iter().flat_map(|(rule, counters)| {
-            DeadLetterReason::ALL.map(|(reason, label)| {
-                let count = counters.dead_letters[reason as usize];
+            OverdueReason::ALL.map(|(reason, label)| {
+                let count = counters.overdue[reason as usize];
                 ([limit.as_str(), rule.as_str(), label], as_f64(count))
             })
         })
@@ -72,7 +72,7 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         family(DSP_LIMITS_RELEASED, released),
         family(DSP_LIMITS_DROPPED, dropped),
         family(DSP_LIMITS_EXCEEDED, exceeded),
-        family(DSP_LIMITS_DEAD_LETTERS, dead_letters),
+        family(DSP_LIMITS_DEAD_LETTERS, overdue),
         histograms(DSP_LIMITS_DELAY, delays),
     ];
     by_limit.chain(others).collect()

@@ -3,7 +3,7 @@
 //! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release times
 //! that are reserved under all limits together. Slots are reserved a few milliseconds ahead, so that a late timer does
 //! not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected wait, it is
-//! scheduled again. A cookie older than `max_age` becomes a *dead letter*: it is requeued with increasing delays, at a
+//! scheduled again. A cookie older than `max_age` becomes *overdue*: it is requeued with increasing delays, at a
 //! share of the rate. After `max_requeues` requeues it is *parked*: kept, but no longer requeued.
 //!
 //! A newer cookie of the same user and DSP replaces the one in the queue. An older cookie does not replace it; only bulk
@@ -19,7 +19,7 @@ use limits::{Demand, Limits, Rate, rules::Handling};
 use self::{deferred::AGE_NANOS_MAX, slots::LOOKAHEAD_NANOS};
 use super::{
     cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
-    counters::{DeadLetterReason, DropReason, LimitCounters, QueueUsage},
+    counters::{DropReason, LimitCounters, OverdueReason, QueueUsage},
 };
 use crate::log::{Deletion, append_batch::StagedCookie};
 
@@ -52,7 +52,7 @@ pub(super) struct DspQueue {
     slots: VecDeque<u64>,
     /// Index of the demand that last delayed a cookie.
     binding: usize,
-    /// When the next dead letter may be requeued.
+    /// When the next overdue cookie may be requeued.
     next_requeue: u64,
     /// Number of deferred cookies that are due now because the configuration changed.
     rescheduling: usize,
@@ -217,7 +217,7 @@ impl DspQueue {
         }
     }
 
-    /// Releases up to `max` cookies whose slots are due. Cookies older than `max_age` become dead letters instead.
+    /// Releases up to `max` cookies whose slots are due. Cookies older than `max_age` become overdue instead.
     pub(super) fn release(&mut self, now: u64, max: usize, mut release: impl FnMut(QueuedCookie)) {
         let max_age = nanos(self.config.handling.max_age);
         let mut released = 0;
@@ -226,7 +226,7 @@ impl DspQueue {
         {
             let cookie = self.cookies.get(at);
             if now.saturating_sub(cookie.entered) > max_age {
-                self.make_dead_letter(at, now, DeadLetterReason::Age);
+                self.make_overdue(at, now, OverdueReason::Age);
             } else if self.slots.front().is_some_and(|slot| *slot <= now) {
                 self.slots.pop_front();
                 let cookie = self.cookies.remove(at);
@@ -239,7 +239,7 @@ impl DspQueue {
         }
     }
 
-    /// Applies another configuration: deferred cookies are rescheduled, and parked dead letters may be requeued again.
+    /// Applies another configuration: deferred cookies are rescheduled, and parked cookies may be requeued again.
     pub(super) fn set_config(&mut self, config: QueueConfig, now: u64) {
         self.counters.retain_rules(&config.rules);
         self.config = config;
@@ -284,9 +284,9 @@ impl DspQueue {
             None if !self.is_active() => 0,
             _ => *retry_at,
         });
-        let dead = self.cookies.dead.first();
-        let dead = dead.map(|(requeue_at, _)| (*requeue_at).max(self.next_requeue));
-        [first, deferred, dead].into_iter().flatten().min()
+        let overdue = self.cookies.overdue.first();
+        let overdue = overdue.map(|(requeue_at, _)| (*requeue_at).max(self.next_requeue));
+        [first, deferred, overdue].into_iter().flatten().min()
     }
 
     /// Whether its FIFO is not empty.
@@ -294,7 +294,7 @@ impl DspQueue {
         !self.cookies.fifo.is_empty()
     }
 
-    /// Number of cookies in the queue, including dead letters.
+    /// Number of cookies in the queue, including overdue cookies.
     pub(super) fn len(&self) -> usize {
         self.cookies.len()
     }
@@ -304,7 +304,7 @@ impl DspQueue {
         let oldest = self.cookies.oldest().map(|(accepted, _)| accepted);
         QueueUsage {
             queued: self.queued(),
-            dead: self.cookies.dead.len() as u64,
+            overdue: self.cookies.overdue.len() as u64,
             parked: self.cookies.parked.len() as u64,
             bytes: self.cookies.bytes(),
             oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),

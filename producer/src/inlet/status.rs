@@ -14,7 +14,7 @@ impl Inlet {
         self.state().dsp_limits.summaries(now)
     }
 
-    /// Number of cookies in all queues, including dead letters.
+    /// Number of cookies in all queues, including overdue cookies.
     pub fn held(&self) -> u64 {
         self.state().dsp_limits.held()
     }

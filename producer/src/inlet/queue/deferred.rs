@@ -1,4 +1,4 @@
-//! Cookies of a queue that are not in its FIFO: deferred cookies and dead letters.
+//! Cookies of a queue that are not in its FIFO: deferred cookies and overdue cookies.
 
 use limits::Rate;
 use proto::limits::AGE_MICROS_MAX;
@@ -6,7 +6,7 @@ use proto::limits::AGE_MICROS_MAX;
 use super::{DspQueue, nanos, slots::LOOKAHEAD_NANOS};
 use crate::inlet::{
     cookie_table::{CookieIndex, CookieState},
-    counters::{DeadLetterReason, DropReason},
+    counters::{DropReason, OverdueReason},
 };
 
 /// Maximum age of a released cookie in nanoseconds: the stream format cannot express a higher one.
@@ -37,7 +37,7 @@ impl DspQueue {
         }
     }
 
-    /// Reschedules deferred cookies and requeues dead letters that are due, up to `max` of each.
+    /// Reschedules deferred cookies and requeues overdue cookies that are due, up to `max` of each.
     pub(in crate::inlet) fn reschedule_due(&mut self, now: u64, active_queues: u64, max: usize) {
         self.rescheduling = self.rescheduling.min(self.cookies.deferred.len());
         for _ in 0..max {
@@ -54,7 +54,7 @@ impl DspQueue {
             }
         }
         for _ in 0..max {
-            match self.cookies.dead.first() {
+            match self.cookies.overdue.first() {
                 Some(&(requeue_at, at)) if requeue_at <= now && self.next_requeue <= now => {
                     self.requeue(at, now, active_queues);
                 }
@@ -75,7 +75,7 @@ impl DspQueue {
         let age = now.saturating_sub(entered);
         let age = age.saturating_add(wait);
         if age > nanos(self.config.handling.max_age) {
-            self.make_dead_letter(at, now, DeadLetterReason::Wait);
+            self.make_overdue(at, now, OverdueReason::Wait);
         } else {
             let state = self.queue_or_defer(entered, now, active_queues);
             self.cookies.set_state(at, state);
@@ -111,10 +111,10 @@ impl DspQueue {
         CookieState::Deferred(now.saturating_add(wait).min(expiry.saturating_add(1)))
     }
 
-    /// Makes a cookie a dead letter; parks it after `max_requeues`.
-    pub(super) fn make_dead_letter(&mut self, at: CookieIndex, now: u64, reason: DeadLetterReason) {
+    /// Makes a cookie overdue; parks it after `max_requeues`.
+    pub(super) fn make_overdue(&mut self, at: CookieIndex, now: u64, reason: OverdueReason) {
         let rule = &self.config.rules[self.binding];
-        self.counters.add_dead_letter(reason, rule);
+        self.counters.add_overdue(reason, rule);
         let requeue = &self.config.handling.requeue;
         let requeues = self.cookies.get(at).requeues;
         if requeues >= requeue.requeues_max {
@@ -124,11 +124,11 @@ impl DspQueue {
         let pause = pause.min(nanos(requeue.cap));
         let pause = with_jitter(pause, u64::from(at) ^ now);
         self.cookies
-            .set_state(at, CookieState::Dead(now.saturating_add(pause)));
+            .set_state(at, CookieState::Overdue(now.saturating_add(pause)));
     }
 }
 
-/// Shortens a pause by up to a quarter, so that not all dead letters are due together. Deterministic per seed.
+/// Shortens a pause by up to a quarter, so that not all overdue cookies are due together. Deterministic per seed.
 fn with_jitter(pause: u64, seed: u64) -> u64 {
     let quarter = pause / 4;
     pause - fastrand::Rng::with_seed(seed).u64(0..=quarter)

@@ -16,7 +16,7 @@ const SLOT_AGE_MAX: u64 = LOOKAHEAD_NANOS;
 impl DspQueue {
     /// Decides on a cookie that arrives while the FIFO is empty: its state if it must wait, `None` if it is released now.
     pub(super) fn delay(&mut self, limits: &mut Limits<u32>, now: u64) -> Option<CookieState> {
-        // Slots may remain from cookies that were dropped or became dead letters.
+        // Slots may remain from cookies that were dropped or became overdue.
         while let Some(&slot) = self.slots.front() {
             if slot > now {
                 return Some(self.cookies.end_of_fifo());
@@ -87,7 +87,7 @@ impl DspQueue {
 
     /// Expected wait of a cookie that joins the FIFO now, estimated from the rates; exact for token buckets of the DSP.
     pub(super) fn expected_wait(&self, now: u64, active_queues: u64) -> u64 {
-        // The slot has no cookie, because its cookie became a dead letter.
+        // The slot has no cookie, because its cookie became overdue.
         if let Some(slot) = self.slots.get(self.cookies.fifo.len()) {
             return slot.saturating_sub(now);
         }

@@ -194,12 +194,12 @@ fn cookie_beyond_max_age_is_requeued_and_finally_parked() {
         "{summary:#?}"
     );
     assert!(summary.usage.parked > 0, "{summary:#?}");
-    // A new version of the limits unparks dead letters.
+    // A new version of the limits unparks overdue cookies.
     world.set_rules(&shaped(shape, "1000/s"));
     world.advance_to(400 * SECOND);
     let now = world.usage("dsp");
     assert!(
-        now.parked < summary.usage.parked && now.dead == 0,
+        now.parked < summary.usage.parked && now.overdue == 0,
         "{now:?}"
     );
     assert!(world.releases.iter().any(|release| release.user == "late"));
@@ -237,7 +237,7 @@ fn replaced_cookie_is_not_the_oldest_of_a_full_queue() {
 }
 
 #[test]
-fn dead_letter_is_not_requeued_while_the_fifo_is_full() {
+fn overdue_cookie_is_not_requeued_while_the_fifo_is_full() {
     let mut world = World::new(&shaped("", "10/s"));
     let mut offered = 0;
     while world.now < 3600 * SECOND {
@@ -246,8 +246,8 @@ fn dead_letter_is_not_requeued_while_the_fifo_is_full() {
         world.advance_to(offered * SECOND / 20);
     }
     let (counters, usage) = (world.summary("dsp").counters, world.usage("dsp"));
-    assert!(usage.dead > 10_000, "{usage:?}");
-    // Each parked dead letter was requeued eight times.
+    assert!(usage.overdue > 10_000, "{usage:?}");
+    // Each parked cookie was requeued eight times.
     assert!(
         counters.requeued >= 8 * usage.parked,
         "{counters:?} {usage:?}"
@@ -293,7 +293,7 @@ fn slow_rate_queues_no_cookie_beyond_max_age() {
     world.advance_to(30 * SECOND);
     assert_eq!(world.usage("dsp").queued, 1);
     world.advance_to(61 * SECOND);
-    assert_eq!(world.usage("dsp").dead, 1, "{:#?}", world.summary("dsp"));
+    assert_eq!(world.usage("dsp").overdue, 1, "{:#?}", world.summary("dsp"));
     // Requeues use a tenth of the rate: one cookie in ten hours.
     world.advance_to(24 * 3600 * SECOND);
     assert_eq!(world.releases.len(), 2, "{:#?}", world.summary("dsp"));

@@ -44,7 +44,7 @@ fn varying_overload_is_released_at_exactly_the_rate() {
     let [delayed, refused] = summary.counters.rules["limit"].exceeded;
     assert!(delayed > 100_000 && refused > 10_000, "{summary:#?}");
     assert!(summary.usage.queued > 8_000, "{:?}", summary.usage);
-    assert!(summary.usage.dead > 1_000, "{:?}", summary.usage);
+    assert!(summary.usage.overdue > 1_000, "{:?}", summary.usage);
 }
 
 #[test]
@@ -62,16 +62,16 @@ fn constant_overload_is_released_at_exactly_the_rate() {
 }
 
 #[test]
-fn dead_letters_are_all_released_after_the_overload() {
+fn overdue_cookies_are_all_released_after_the_overload() {
     let mut world = World::new(LIMITS);
     let count = offer(&mut world, 180, |_| 600);
-    let dead = world.usage("gateway").dead;
-    assert!(dead > 10_000, "{dead}");
-    // Without new cookies, the queue drains; dead letters are requeued at a tenth of the rate.
+    let overdue = world.usage("gateway").overdue;
+    assert!(overdue > 10_000, "{overdue}");
+    // Without new cookies, the queue drains; overdue cookies are requeued at a tenth of the rate.
     world.advance_to(180 * SECOND + 3600 * SECOND);
     let summary = world.summary("gateway");
     assert_eq!(
-        summary.usage.queued + summary.usage.dead + summary.usage.parked,
+        summary.usage.queued + summary.usage.overdue + summary.usage.parked,
         0
     );
     assert_eq!(summary.counters.released, count);
@@ -80,7 +80,7 @@ fn dead_letters_are_all_released_after_the_overload() {
 }
 
 #[test]
-fn requeued_dead_letters_use_a_tenth_of_the_rate() {
+fn requeued_cookies_use_a_tenth_of_the_rate() {
     let mut world = World::new(LIMITS);
     offer(&mut world, 180, |_| 600);
     world.advance_to(240 * SECOND);

@@ -61,23 +61,23 @@ fn cookies_wait_for_a_share_and_none_is_lost() {
     set_share(&mut world, &rules, 1_000_000);
     world.advance_to(9 * SECOND);
     assert_eq!(
-        (world.releases.len(), world.usage("seventeen").dead),
+        (world.releases.len(), world.usage("seventeen").overdue),
         (500, 0)
     );
 }
 
 #[test]
-fn dead_letters_are_released_after_a_share_is_granted() {
+fn overdue_cookies_are_released_after_a_share_is_granted() {
     let rules = rules(shaped());
     let mut world = World::new(shaped());
     set_share(&mut world, &rules, 0);
     offer(&mut world, 1);
     world.advance_to(180 * SECOND);
-    assert!(world.usage("seventeen").dead > 0);
+    assert!(world.usage("seventeen").overdue > 0);
     set_share(&mut world, &rules, 1_000_000);
     world.advance_to(1_800 * SECOND);
     assert_eq!(
-        (world.releases.len(), world.usage("seventeen").dead),
+        (world.releases.len(), world.usage("seventeen").overdue),
         (500, 0)
     );
 }
