@@ -185,7 +185,8 @@ impl Contracts {
     /// Whether scripts of pages from this origin may read the responses to the syncs of a DSP, which may be missing or invalid.
     pub fn are_readable_by(&self, origin: &[u8], dsp_id: Option<u32>) -> bool {
         let contract = dsp_id.map_or(&self.unlisted, |dsp_id| self.of(dsp_id));
-        contract.is_readable_by(origin)
+        let mut listed = contract.origins.iter();
+        contract.answer == Answer::Json && listed.any(|listed| listed.as_bytes() == origin)
     }
 
     /// Whether the contracts file lists the DSP.
@@ -198,13 +199,6 @@ impl Contracts {
         self.by_dsp
             .iter()
             .map(|(dsp_id, contract)| (*dsp_id, contract))
-    }
-}
-
-impl Contract {
-    fn is_readable_by(&self, origin: &[u8]) -> bool {
-        let mut listed = self.origins.iter();
-        self.answer == Answer::Json && listed.any(|listed| listed.as_bytes() == origin)
     }
 }
 

@@ -88,30 +88,34 @@ impl SecurityArgs {
                 "--grpc: {grpc} is not a loopback address: set --token-file or --tls-client-ca, or admit every client with --grpc-insecure"
             ));
         }
-        let certificate = NamedFile::from_flag("--tls-cert", &self.tls_cert);
-        let key = NamedFile::from_flag("--tls-key", &self.tls_key);
         let client_authorities = NamedFile::from_flag("--tls-client-ca", &self.tls_client_ca);
-        if client_authorities.is_some() && certificate.is_none() {
+        if client_authorities.is_some() && self.tls_cert.is_empty() {
             errors.add("--tls-client-ca: requires --tls-cert and --tls-key");
         }
-        let files = pair(errors, certificate, key).map(|(certificate, key)| Files {
-            certificate,
-            key,
-            client_authorities,
-            kind: "certificate",
-        });
-        let certificate = NamedFile::from_flag("--http-tls-cert", &self.http_tls_cert);
-        let key = NamedFile::from_flag("--http-tls-key", &self.http_tls_key);
-        let http_files = pair(errors, certificate, key).map(|(certificate, key)| Files {
-            certificate,
-            key,
-            client_authorities: None,
-            kind: "http_certificate",
-        });
+        let mut load = |certificate, key, client_authorities, kind| {
+            let (certificate, key) = pair(errors, certificate, key)?;
+            let files = Files {
+                certificate,
+                key,
+                client_authorities,
+                kind,
+            };
+            load_files(errors, files)
+        };
         Security {
             requires_certificates: !self.tls_client_ca.is_empty(),
-            tls: files.and_then(|files| load_files(errors, files)),
-            http_tls: http_files.and_then(|files| load_files(errors, files)),
+            tls: load(
+                NamedFile::from_flag("--tls-cert", &self.tls_cert),
+                NamedFile::from_flag("--tls-key", &self.tls_key),
+                client_authorities,
+                "certificate",
+            ),
+            http_tls: load(
+                NamedFile::from_flag("--http-tls-cert", &self.http_tls_cert),
+                NamedFile::from_flag("--http-tls-key", &self.http_tls_key),
+                None,
+                "http_certificate",
+            ),
             token: NamedFile::from_flag("--token-file", &self.token_file)
                 .and_then(|file| load_files(errors, token::File::new(file))),
         }

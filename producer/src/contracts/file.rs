@@ -236,25 +236,21 @@ struct Reader {
 impl Reader {
     /// The contract of unlisted DSPs, and whether its table is complete; `None` if it cannot be read.
     fn defaults(&mut self, value: Value) -> Option<(Contract, bool)> {
-        let (table, is_complete): (ContractTable, _) =
-            self.tables.valid_part("defaults", value, &[])?;
-        let of_one = "one DSP: set it in [dsp.ID]";
-        let limits =
-            "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs";
-        for (key, is_set, what) in [
-            ("name", table.name.is_some(), &*format!("names {of_one}")),
-            ("names", table.names.is_some(), &format!("names {of_one}")),
+        for (key, what) in [
+            ("name", "names one DSP: set it in [dsp.ID]"),
+            ("names", "names one DSP: set it in [dsp.ID]"),
+            ("vendor", "is the id of one DSP: set it in [dsp.ID]"),
             (
-                "vendor",
-                table.vendor.is_some(),
-                &format!("is the id of {of_one}"),
+                "limit",
+                "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs",
             ),
-            ("limit", table.limit.is_some(), limits),
         ] {
-            if is_set {
+            if value.get(key).is_some() {
                 self.tables.error(&format!("defaults.{key}"), what);
             }
         }
+        let (table, is_complete): (ContractTable, _) =
+            self.tables.valid_part("defaults", value, &[])?;
         let has_redirect = table.redirect.is_some();
         let contract = self.apply("defaults", table, &Contract::default());
         if is_complete {

@@ -121,31 +121,31 @@ impl Outcome {
         }
     }
 
-    fn status_line(self) -> &'static str {
+    /// The status line and the text of a response that has not begun yet.
+    fn status_and_text(self) -> (&'static str, &'static str) {
         match self {
             Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {
-                "200 OK"
+                ("200 OK", "")
             }
-            Self::Rejected(Rejection::OptedOut, None) => "401 Unauthorized",
-            Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
-            Self::Rejected(Rejection::Privacy, None) => "451 Unavailable For Legal Reasons",
-            Self::Rejected(_, None) | Self::Malformed => "400 Bad Request",
-            Self::NotFound => "404 Not Found",
-            Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
-            Self::HeadTooLarge => "431 Request Header Fields Too Large",
-        }
-    }
-
-    fn body(self) -> &'static str {
-        match self {
-            Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {
-                ""
+            Self::Rejected(rejection, None) => {
+                let status = match rejection {
+                    Rejection::OptedOut => "401 Unauthorized",
+                    Rejection::DspBlocked => "403 Forbidden",
+                    Rejection::Privacy => "451 Unavailable For Legal Reasons",
+                    _ => "400 Bad Request",
+                };
+                (status, rejection.reason())
             }
-            Self::Rejected(rejection, None) => rejection.reason(),
-            Self::NotFound => "unknown path; use / or /sync\n",
-            Self::MethodNotAllowed => "use GET or HEAD\n",
-            Self::HeadTooLarge => "request headers too large\n",
-            Self::Malformed => "not an HTTP/1 request\n",
+            Self::NotFound => ("404 Not Found", "unknown path; use / or /sync\n"),
+            Self::MethodNotAllowed => (
+                "405 Method Not Allowed\r\nallow: GET, HEAD",
+                "use GET or HEAD\n",
+            ),
+            Self::HeadTooLarge => (
+                "431 Request Header Fields Too Large",
+                "request headers too large\n",
+            ),
+            Self::Malformed => ("400 Bad Request", "not an HTTP/1 request\n"),
         }
     }
 }
@@ -230,14 +230,13 @@ impl Responses {
 
     fn encode(&self, outcome: Outcome, options: ResponseOptions<'_>, output: &mut Vec<u8>) {
         let body = outcome.begun().unwrap_or_else(|| {
-            let body = outcome.body();
+            let (status, body) = outcome.status_and_text();
             let content_type = match body {
                 "" => "",
                 _ => "content-type: text/plain; charset=utf-8\r\n",
             };
             let head = format!(
-                "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n",
-                outcome.status_line(),
+                "HTTP/1.1 {status}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n",
                 body.len(),
             );
             output.extend_from_slice(head.as_bytes());
