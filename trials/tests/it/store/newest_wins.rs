@@ -22,7 +22,7 @@ use mongodb::{
     Client,
     bson::{DateTime, Document, doc},
 };
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, Scope, StreamMessage};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use testkit::{http::HttpClient, mongod::Mongod, scrape::names};
@@ -34,7 +34,7 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// User id, DSP id, buyer uid, and acceptance time in seconds after [`BEGAN_SECONDS`].
+/// User id, DSP id, buyer uid (empty for a deletion), and acceptance time in seconds after [`BEGAN_SECONDS`].
 pub(super) type Sync = (String, u32, String, u64);
 
 const BEGAN_SECONDS: u64 = 1_700_000_000;
@@ -51,13 +51,20 @@ pub(super) fn options(uri: String) -> Options {
 pub(super) fn chunk(sync: &Sync) -> Result<ChunkRef> {
     let (user_id, dsp_id, buyer_uid, seconds) = sync;
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
-    let cookie = CookieRef {
-        user_id,
-        dsp_id: *dsp_id,
-        buyer_uid,
-        age_micros: 0,
+    let age_micros = 0;
+    let record = match &**buyer_uid {
+        "" => Record::Delete {
+            scope: Scope::from_ids(&**user_id, *dsp_id),
+            age_micros,
+        },
+        _ => Record::Set(CookieRef {
+            user_id,
+            dsp_id: *dsp_id,
+            buyer_uid,
+            age_micros,
+        }),
     };
-    wire::put_cookie(&mut buffer, &cookie);
+    wire::put_record(&mut buffer, &record);
     let header = ChunkHeader {
         epoch: 1,
         first_sequence: 1,

@@ -273,7 +273,7 @@ fn every_documented_log_message_is_in_the_code() -> Result<()> {
         .split_once("### Log messages")
         .context("no section with log messages")?;
     let (lines, _) = lines
-        .split_once("## Profiles")
+        .split_once("\n## ")
         .context("no section after the log messages")?;
     let rows = lines.lines().filter_map(|line| line.strip_prefix("- `"));
     let messages = rows.flat_map(|row| {
