@@ -14,7 +14,7 @@
 //! ]
 //! mode = "shape"                 # handling of calls over the limit: "observe" (default), "police" or "shape"
 //! shape = { max_wait = "30s", max_age = "60s", queue_bytes = "64MiB" }
-//! dead_letter = { base = "30s", cap = "15m", max_requeues = 8, share = 0.1 }
+//! requeue = { base = "30s", cap = "15m", max = 8, share = 0.1 }
 //!
 //! [limits.whole]                 # applies to all calls together
 //! global = true
@@ -43,7 +43,7 @@
 //! calls.
 //!
 //! The process that enforces the limits applies the [`Handling`]; neither this crate nor `limiter` drops or queues calls. All keys of
-//! `shape` and `dead_letter` are optional, with the defaults above.
+//! `shape` and `requeue` are optional, with the defaults above.
 
 mod handling;
 mod reader;

@@ -90,7 +90,7 @@ pub const DSP_LIMITS: Equation = Equation {
         Term::of(producer::DSP_LIMITS_DROPPED),
         Term::of(producer::DSP_LIMITS_SPOOLED),
         Term::of(producer::DSP_LIMITS_QUEUED),
-        Term::of(producer::DSP_LIMITS_DEAD),
+        Term::of(producer::DSP_LIMITS_OVERDUE),
         Term::of(producer::DSP_LIMITS_PARKED),
     ],
 };

@@ -231,14 +231,14 @@ pub const DSP_LIMITS_QUEUED: MetricDef = MetricDef::gauge(
     "Cookies queued for release, including those that will be rescheduled because their wait exceeds max_wait.",
 )
 .by(LIMIT);
-pub const DSP_LIMITS_DEAD: MetricDef = MetricDef::gauge(
-    "producer_limits_dead_cookies",
+pub const DSP_LIMITS_OVERDUE: MetricDef = MetricDef::gauge(
+    "producer_limits_overdue_cookies",
     "Overdue cookies waiting to be requeued: cookies that could not be released within max_age.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
-    "Parked cookies: overdue cookies that are no longer requeued, because they reached max_requeues.",
+    "Parked cookies: overdue cookies that are no longer requeued, because they reached requeue.max.",
 )
 .by(LIMIT);
 pub const DSP_LIMITS_BYTES: MetricDef = MetricDef::gauge(
@@ -256,8 +256,8 @@ pub const DSP_LIMITS_EXCEEDED: MetricDef = MetricDef::counter(
     "Cookies that exceeded a rule on arrival, by outcome: the required wait was at most max_wait (delayed), or longer (refused). In modes police and observe, all of them count as refused.",
 )
 .by(&["limit", "rule", "outcome"]);
-pub const DSP_LIMITS_DEAD_LETTERS: MetricDef = MetricDef::counter(
-    "producer_limits_dead_letters_total",
+pub const DSP_LIMITS_BECAME_OVERDUE: MetricDef = MetricDef::counter(
+    "producer_limits_overdue_total",
     "Cookies that became overdue, by reason: older than max_age at their release time (age), or expected to be older after their wait (wait).",
 )
 .by(&["limit", "rule", "reason"]);

@@ -1,4 +1,4 @@
-//! Handling of calls over a limit: `mode`, `shape` and `dead_letter`.
+//! Handling of calls over a limit: `mode`, `shape` and `requeue`.
 
 use std::{fmt, time::Duration};
 
@@ -13,11 +13,11 @@ pub struct Handling {
     pub mode: Mode,
     /// Maximum wait of a reservation. Calls that would wait longer are rescheduled later.
     pub max_wait: Duration,
-    /// Age at which a waiting call becomes a dead letter, at least `max_wait`.
+    /// Age at which a waiting call becomes overdue, at least `max_wait`.
     pub max_age: Duration,
     /// Queue capacity of each key.
     pub queue_bytes: u64,
-    /// Requeueing of dead letters.
+    /// Requeueing of overdue calls.
     pub requeue: RequeuePolicy,
 }
 
@@ -34,7 +34,7 @@ pub enum Mode {
     Shape,
 }
 
-/// How dead letters are requeued.
+/// How overdue calls are requeued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct RequeuePolicy {
@@ -45,7 +45,7 @@ pub struct RequeuePolicy {
     #[serde(deserialize_with = "time")]
     pub cap: Duration,
     /// Number of requeues before a call is parked: kept, but not requeued again.
-    #[serde(rename = "max_requeues")]
+    #[serde(rename = "max")]
     pub requeues_max: u32,
     /// Maximum share of the rate for requeued calls, in thousandths.
     #[serde(rename = "share", deserialize_with = "permille")]
@@ -93,9 +93,9 @@ impl Handling {
             (self.max_age <= DAY, "shape.max_age", "up to 1day"),
             (has_valid_age, "shape.max_age", "at least max_wait"),
             (has_valid_queue, "shape.queue_bytes", "64KiB to 16GiB"),
-            (requeue.base <= requeue.cap, "dead_letter.base", "up to cap"),
-            (requeue.cap <= DAY, "dead_letter.cap", "up to 1day"),
-            (has_valid_count, "dead_letter.max_requeues", "up to 64"),
+            (requeue.base <= requeue.cap, "requeue.base", "up to cap"),
+            (requeue.cap <= DAY, "requeue.cap", "up to 1day"),
+            (has_valid_count, "requeue.max", "up to 64"),
         ];
         let broken = bounds.into_iter().filter(|(holds, ..)| !holds);
         broken.map(|(_, field, range)| (field, range))
@@ -146,7 +146,7 @@ impl fmt::Display for Handling {
             Mode::Shape => write!(
                 formatter,
                 "mode shape: calls over the limit wait up to {} at a time, in a queue of up to {} per key; they become \
-                 dead letters {} after acceptance{}",
+                 overdue {} after acceptance{}",
                 Time::from(self.max_wait),
                 Bytes(self.queue_bytes),
                 Time::from(self.max_age),
@@ -157,7 +157,7 @@ impl fmt::Display for Handling {
 }
 
 impl fmt::Display for RequeuePolicy {
-    /// What happens to dead letters.
+    /// What happens to overdue calls.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [base, cap] = [self.base, self.cap].map(Time::from);
         let max = self.requeues_max;

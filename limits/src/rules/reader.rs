@@ -43,7 +43,7 @@ struct LimitTable {
     keys: Option<Vec<Parsed<String>>>,
     mode: Option<Mode>,
     shape: Option<Shape>,
-    dead_letter: Option<RequeuePolicy>,
+    requeue: Option<RequeuePolicy>,
 }
 
 #[derive(Deserialize)]
@@ -156,14 +156,14 @@ impl Reader {
             keys,
             mode,
             shape,
-            dead_letter,
+            requeue,
         } = read;
-        let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
-        let is_refined = shape.is_some() || dead_letter.is_some();
+        let is_handled = mode.is_some() || shape.is_some() || requeue.is_some();
+        let is_refined = shape.is_some() || requeue.is_some();
         let handling = Handling::new(
             mode.unwrap_or_default(),
             shape.unwrap_or_default(),
-            dead_letter.unwrap_or_default(),
+            requeue.unwrap_or_default(),
         );
         for (field, range) in handling.errors() {
             let what = format!("out of range: use {range}");
@@ -204,10 +204,11 @@ impl Reader {
             None => vec![name.clone()],
         };
         if global && is_handled {
-            let what = "a global limit has no mode, shape or dead_letter: set them in the limits with keys";
+            let what =
+                "a global limit has no mode, shape or requeue: set them in the limits with keys";
             self.tables.error(&path, what);
         } else if mode != Some(Mode::Shape) && is_refined {
-            let what = "shape and dead_letter require mode = \"shape\"";
+            let what = "shape and requeue require mode = \"shape\"";
             self.tables.error(&path, what);
         }
         Some(NamedLimit {

@@ -6,7 +6,7 @@ use metric_defs::{
     MetricDef,
     buckets::DSP_LIMITS_DELAY_SECONDS,
     producer::{
-        DSP_LIMITS_ACCEPTED, DSP_LIMITS_BYTES, DSP_LIMITS_DEAD, DSP_LIMITS_OLDEST,
+        DSP_LIMITS_ACCEPTED, DSP_LIMITS_BYTES, DSP_LIMITS_OLDEST, DSP_LIMITS_OVERDUE,
         DSP_LIMITS_PARKED, DSP_LIMITS_QUEUED, DSP_LIMITS_REQUEUED, DSP_LIMITS_SPOOLED,
         DSP_LIMITS_SUPERSEDED,
     },
@@ -224,7 +224,7 @@ pub(super) const ROWS: &[Row] = &[
     (DSP_LIMITS_SUPERSEDED, |it| as_f64(it.counters.superseded)),
     (DSP_LIMITS_SPOOLED, |it| as_f64(it.counters.spooled)),
     (DSP_LIMITS_QUEUED, |it| as_f64(it.usage.queued)),
-    (DSP_LIMITS_DEAD, |it| as_f64(it.usage.overdue)),
+    (DSP_LIMITS_OVERDUE, |it| as_f64(it.usage.overdue)),
     (DSP_LIMITS_PARKED, |it| as_f64(it.usage.parked)),
     (DSP_LIMITS_BYTES, |it| as_f64(it.usage.bytes)),
     (DSP_LIMITS_OLDEST, |it| seconds(it.usage.oldest_nanos)),

@@ -1,7 +1,7 @@
 //! Metrics of the DSP limits, read from all queues at one moment, so that the counts balance in every scrape.
 
 use metric_defs::producer::{
-    DSP_LIMITS_DEAD_LETTERS, DSP_LIMITS_DELAY, DSP_LIMITS_DROPPED, DSP_LIMITS_EXCEEDED,
+    DSP_LIMITS_BECAME_OVERDUE, DSP_LIMITS_DELAY, DSP_LIMITS_DROPPED, DSP_LIMITS_EXCEEDED,
     DSP_LIMITS_RELEASED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use runtime::metrics::{Family, Registry, as_f64, family, histograms};
@@ -72,7 +72,7 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         family(DSP_LIMITS_RELEASED, released),
         family(DSP_LIMITS_DROPPED, dropped),
         family(DSP_LIMITS_EXCEEDED, exceeded),
-        family(DSP_LIMITS_DEAD_LETTERS, overdue),
+        family(DSP_LIMITS_BECAME_OVERDUE, overdue),
         histograms(DSP_LIMITS_DELAY, delays),
     ];
     by_limit.chain(others).collect()

@@ -4,7 +4,7 @@
 //! that are reserved under all limits together. Slots are reserved a few milliseconds ahead, so that a late timer does
 //! not lower the rate. A cookie that would wait longer than `max_wait` is *deferred*: after its expected wait, it is
 //! scheduled again. A cookie older than `max_age` becomes *overdue*: it is requeued with increasing delays, at a
-//! share of the rate. After `max_requeues` requeues it is *parked*: kept, but no longer requeued.
+//! share of the rate. After `requeue.max` requeues it is *parked*: kept, but no longer requeued.
 //!
 //! A newer cookie of the same user and DSP replaces the one in the queue. An older cookie does not replace it; only bulk
 //! requests can contain older cookies. A full queue drops its oldest cookie.

@@ -39,7 +39,7 @@ producer_limits_dropped_cookies_total{limit="dsp-1",reason="bound"} 3
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="police"} 4
 producer_limits_spooled_cookies_total{limit="dsp-1"} 5
 producer_limits_queued_cookies{limit="dsp-1"} 25
-producer_limits_dead_cookies{limit="dsp-1"} 15
+producer_limits_overdue_cookies{limit="dsp-1"} 15
 producer_limits_parked_cookies{limit="dsp-1"} 5
 "#;
 
@@ -117,7 +117,7 @@ fn limit_ledger_is_listed_by_outcome_and_checked_with_its_producer() {
         ("dropped", 7),
         ("spooled", 5),
         ("queued", 25),
-        ("dead", 15),
+        ("overdue", 15),
         ("parked", 5),
     ];
     assert_eq!(outcomes, expected);

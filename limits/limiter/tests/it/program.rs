@@ -94,7 +94,7 @@ fn replay_ignores_modes() {
     let (plain, trace) = (path("plain.toml"), path("t.csv"));
     let text = fs::read_to_string(&example).unwrap();
     let is_rule = |line: &&str| {
-        let options = ["mode", "shape", "dead_letter"];
+        let options = ["mode", "shape", "requeue"];
         !options.iter().any(|option| line.starts_with(option))
     };
     let rules: Vec<&str> = text.lines().filter(is_rule).collect();

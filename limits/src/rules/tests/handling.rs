@@ -1,4 +1,4 @@
-//! Tests of `mode`, `shape` and `dead_letter`.
+//! Tests of `mode`, `shape` and `requeue`.
 
 use super::*;
 
@@ -40,17 +40,17 @@ fn omitted_keys_have_defaults() {
         },
     };
     check_handling("mode = \"shape\"", shape);
-    check_handling("mode = \"shape\"\nshape = {}\ndead_letter = {}", shape);
+    check_handling("mode = \"shape\"\nshape = {}\nrequeue = {}", shape);
     let written = "mode = \"shape\"\n\
         shape = { max_wait = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
-        dead_letter = { base = \"30s\", cap = \"15m\", max_requeues = 8, share = 0.1 }";
+        requeue = { base = \"30s\", cap = \"15m\", max = 8, share = 0.1 }";
     check_handling(written, shape);
     let requeue = RequeuePolicy {
         requeues_max: 0,
         ..shape.requeue
     };
     check_handling(
-        "mode = \"shape\"\n[limits.a.dead_letter]\nmax_requeues = 0",
+        "mode = \"shape\"\n[limits.a.requeue]\nmax = 0",
         Handling { requeue, ..shape },
     );
 }
@@ -74,7 +74,7 @@ fn bounds_are_inclusive() {
         r#"
         mode = "shape"
         shape = { max_wait = "1ns", max_age = "1ns", queue_bytes = 65536 }
-        dead_letter = { base = "1ns", cap = "1ns", max_requeues = 0, share = 0.001 }
+        requeue = { base = "1ns", cap = "1ns", max = 0, share = 0.001 }
         "#,
         minimum,
     );
@@ -97,16 +97,16 @@ fn bounds_are_inclusive() {
         max_wait = "1h"
         max_age = "24h"
         queue_bytes = "16 GiB"
-        [limits.a.dead_letter]
+        [limits.a.requeue]
         base = "1day"
         cap = "1day"
-        max_requeues = 64
+        max = 64
         share = 0.5
         "#,
         maximum,
     );
     for permille in 1..=500_u16 {
-        let text = format!("mode = \"shape\"\ndead_letter = {{ share = 0.{permille:03} }}");
+        let text = format!("mode = \"shape\"\nrequeue = {{ share = 0.{permille:03} }}");
         let rules = Rules::parse(&with(&text)).unwrap();
         assert_eq!(rules.limits[0].handling.requeue.share_permille, permille);
     }
@@ -121,13 +121,13 @@ fn errors_have_the_path_of_the_table() {
     );
     for mode in ["", "mode = \"observe\"", "mode = \"police\""] {
         check(
-            &format!("{mode}\nshape = {{}}\ndead_letter = {{}}"),
-            &["limits.a: shape and dead_letter require mode = \"shape\""],
+            &format!("{mode}\nshape = {{}}\nrequeue = {{}}"),
+            &["limits.a: shape and requeue require mode = \"shape\""],
         );
     }
     check(
-        "global = true\nmode = \"shape\"\nshape = {}\ndead_letter = {}",
-        &["limits.a: a global limit has no mode, shape or dead_letter"],
+        "global = true\nmode = \"shape\"\nshape = {}\nrequeue = {}",
+        &["limits.a: a global limit has no mode, shape or requeue"],
     );
     check(
         "mode = \"shape\"\nshape = 3",
@@ -201,25 +201,16 @@ fn each_number_has_bounds() {
     );
     let share = |text: &str| format!(".share: invalid share `{text}`: {SHARE}");
     check_options(
-        "dead_letter",
+        "requeue",
         &[
             ("base = \"0s\"", ".base: invalid time in nanoseconds 0"),
             ("base = \"soon\"", &time("soon", "base")),
             ("base = \"16m\"", ".base: out of range: use up to cap"),
             ("cap = \"29s\"", ".base: out of range: use up to cap"),
             ("cap = \"25h\"", ".cap: out of range: use up to 1day"),
-            (
-                "max_requeues = 65",
-                ".max_requeues: out of range: use up to 64",
-            ),
-            (
-                "max_requeues = -1",
-                ".max_requeues: invalid value: integer `-1`",
-            ),
-            (
-                "max_requeues = 1.5",
-                ".max_requeues: invalid type: floating point `1.5`",
-            ),
+            ("max = 65", ".max: out of range: use up to 64"),
+            ("max = -1", ".max: invalid value: integer `-1`"),
+            ("max = 1.5", ".max: invalid type: floating point `1.5`"),
             ("share = 0.0", &share("0")),
             ("share = 0.501", &share("0.501")),
             ("share = 0.0005", &share("0.0005")),
@@ -240,15 +231,15 @@ fn errors_are_reported_together() {
             r#"
             mode = "police"
             shape = { max_wait = "2h" }
-            dead_letter = { base = "1h", cap = "1m", max_requeues = 99 }
+            requeue = { base = "1h", cap = "1m", max = 99 }
             "#,
         ),
         &[
-            "limits.a: shape and dead_letter require mode = \"shape\"",
+            "limits.a: shape and requeue require mode = \"shape\"",
             "limits.a.shape.max_wait: out of range",
             "limits.a.shape.max_age: out of range",
-            "limits.a.dead_letter.base: out of range",
-            "limits.a.dead_letter.max_requeues: out of range",
+            "limits.a.requeue.base: out of range",
+            "limits.a.requeue.max: out of range",
         ],
     );
 }
@@ -275,7 +266,7 @@ fn plan_describes_an_explicit_mode() {
     let shape = |queue: &str, rest: &str| {
         format!(
             "  mode shape: calls over the limit wait up to 30s at a time, in a queue of up to {queue} per key; they become \
-             dead letters 1m after acceptance{rest}"
+             overdue 1m after acceptance{rest}"
         )
     };
     check_description(
@@ -286,14 +277,14 @@ fn plan_describes_an_explicit_mode() {
         ),
     );
     check_description(
-        "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\ndead_letter = { share = 0.125, max_requeues = 1 }",
+        "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\nrequeue = { share = 0.125, max = 1 }",
         &shape(
             "100000 bytes",
             ", requeued up to 1 times, after 30s to 15m, with up to 12.5% of the rate, then parked (no longer requeued)",
         ),
     );
     check_description(
-        "mode = \"shape\"\ndead_letter = { max_requeues = 0 }",
+        "mode = \"shape\"\nrequeue = { max = 0 }",
         &shape("64MiB", " and are parked (not requeued)"),
     );
 }

@@ -111,7 +111,7 @@ impl DspQueue {
         CookieState::Deferred(now.saturating_add(wait).min(expiry.saturating_add(1)))
     }
 
-    /// Makes a cookie overdue; parks it after `max_requeues`.
+    /// Makes a cookie overdue; parks it after `requeue.max` times.
     pub(super) fn make_overdue(&mut self, at: CookieIndex, now: u64, reason: OverdueReason) {
         let rule = &self.config.rules[self.binding];
         self.counters.add_overdue(reason, rule);

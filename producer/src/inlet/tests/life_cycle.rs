@@ -176,7 +176,7 @@ fn cookie_beyond_max_wait_is_deferred_and_then_released() {
 #[test]
 fn cookie_beyond_max_age_is_requeued_and_finally_parked() {
     let shape = r#"shape = { max_wait = "2s", max_age = "2s" }
-        dead_letter = { base = "10s", cap = "20s", max_requeues = 0, share = 0.5 }"#;
+        requeue = { base = "10s", cap = "20s", max = 0, share = 0.5 }"#;
     let mut world = World::new(&shaped(shape, "1/s"));
     for user in ["now", "one", "two", "late"] {
         world.offer(17, user);

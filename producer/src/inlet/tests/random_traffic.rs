@@ -21,7 +21,7 @@ fn draw(random: &mut Rng) -> String {
     let shape = |mode: &str| match mode {
         "shape" => {
             r#"shape = { max_wait = "1s", max_age = "3s", queue_bytes = "64KiB" }
-            dead_letter = { base = "2s", cap = "5s", max_requeues = 2, share = 0.2 }"#
+            requeue = { base = "2s", cap = "5s", max = 2, share = 0.2 }"#
         }
         _ => "",
     };

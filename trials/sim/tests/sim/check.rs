@@ -154,7 +154,7 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
         let appended = samples.count(names::APPENDED, &[]);
         let pending = [
             names::DSP_LIMITS_QUEUED,
-            names::DSP_LIMITS_DEAD,
+            names::DSP_LIMITS_OVERDUE,
             names::DSP_LIMITS_PARKED,
         ];
         let waiting: u64 = pending.map(|it| samples.count(it, &[])).iter().sum();

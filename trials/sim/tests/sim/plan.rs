@@ -106,7 +106,7 @@ impl Limits {
         } = self;
         let shape = r#"
             shape = { max_wait = "3s", max_age = "5s" }
-            dead_letter = { base = "1s", cap = "3s", max_requeues = 64, share = 0.5 }"#;
+            requeue = { base = "1s", cap = "3s", max = 64, share = 0.5 }"#;
         let second_shape = if second_mode == "shape" { shape } else { "" };
         format!(
             r#"

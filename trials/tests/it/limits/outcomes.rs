@@ -35,7 +35,7 @@ fn limits(rate: u64) -> String {
          [limits.shaped]\nkeys = [1]\nmode = \"shape\"\n\
          rules = [ {{ id = \"peak\", rate = \"{rate}/s\", burst = 5 }} ]\n\
          shape = {{ max_wait = \"1s\", max_age = \"2s\", queue_bytes = \"256KiB\" }}\n\
-         dead_letter = {{ base = \"500ms\", max_requeues = 2 }}\n\
+         requeue = {{ base = \"500ms\", max = 2 }}\n\
          [limits.policed]\nkeys = [2]\nmode = \"police\"\n\
          rules = [ {{ id = \"peak\", rate = \"100/s\", burst = 5 }} ]\n\
          [limits.observed]\nkeys = [3]\nmode = \"observe\"\n\
@@ -97,7 +97,7 @@ async fn wait_queue_empty(producer: &Producer) -> Result<()> {
         let now = producer.metrics().await?;
         let queued = [
             names::DSP_LIMITS_QUEUED,
-            names::DSP_LIMITS_DEAD,
+            names::DSP_LIMITS_OVERDUE,
             names::DSP_LIMITS_PARKED,
         ];
         let queued = queued.map(|metric| limit_metric(&now, metric, "shaped"));
@@ -168,7 +168,7 @@ async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_release
         );
     }
     let (shaped, again) = (outcomes(&first, "shaped")?, outcomes(&second, "shaped")?);
-    for state in ["superseded", "dropped", "queued", "dead"] {
+    for state in ["superseded", "dropped", "queued", "overdue"] {
         ensure!(shaped[state] > 0, "no cookie is {state}: {shaped:?}");
     }
     let unreleased =

@@ -86,7 +86,7 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
 }
 
 /// Offers twice the rate and returns the mean rate of the releases. No window, extended by the age of a chunk, may have more releases than
-/// rate and burst allow. Cookies that exceed `max_wait` are counted, and dead letters are requeued after the load.
+/// rate and burst allow. Cookies that exceed `max_wait` are counted, and overdue cookies are requeued after the load.
 ///
 /// A busy machine lowers the mean, because a late producer does not catch up. `shaping/tests/overload.rs` of the producer checks the mean
 /// in virtual time.
@@ -98,7 +98,7 @@ async fn check_rate(time: Duration) -> Result<f64> {
         "unknown = \"unlimited\"\n[limits.dsp-1]\nkeys = [1]\nmode = \"shape\"\n\
          rules = [ {{ id = \"peak\", rate = \"{RATE}/s\", burst = {BURST} }} ]\n\
          shape = {{ max_wait = \"{max_wait}ms\", max_age = \"{max_age}ms\" }}\n\
-         dead_letter = {{ base = \"{max_wait}ms\" }}\n"
+         requeue = {{ base = \"{max_wait}ms\" }}\n"
     );
     let dir = TempDir::new()?;
     let mut producer = start(&dir, &limits, &[]).await?;
@@ -112,13 +112,13 @@ async fn check_rate(time: Duration) -> Result<f64> {
         exceeded_max_wait(&loaded, "dsp-1") > 0,
         "no cookie exceeded max_wait"
     );
-    let expired = limit_metric(&loaded, names::DSP_LIMITS_DEAD_LETTERS, "dsp-1");
+    let expired = limit_metric(&loaded, names::DSP_LIMITS_BECAME_OVERDUE, "dsp-1");
     ensure!(expired > 0, "no cookie exceeded max_age");
     let requeued = limit_metric(&loaded, names::DSP_LIMITS_REQUEUED, "dsp-1");
-    let dead = limit_metric(&loaded, names::DSP_LIMITS_DEAD, "dsp-1");
-    wait_until(time + TIMEOUT, "dead letters are requeued", async || {
+    let overdue = limit_metric(&loaded, names::DSP_LIMITS_OVERDUE, "dsp-1");
+    wait_until(time + TIMEOUT, "overdue cookies are requeued", async || {
         let now = producer.metrics().await?;
-        let are_fewer = limit_metric(&now, names::DSP_LIMITS_DEAD, "dsp-1") < dead;
+        let are_fewer = limit_metric(&now, names::DSP_LIMITS_OVERDUE, "dsp-1") < overdue;
         Ok(are_fewer && limit_metric(&now, names::DSP_LIMITS_REQUEUED, "dsp-1") > requeued)
     })
     .await?;

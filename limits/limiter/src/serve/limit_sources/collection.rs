@@ -180,11 +180,11 @@ mod tests {
             "keys": ["17", 18],
             "rules": [{ "id": "r", "rate": "3/s", "burst": 5_i64 }],
             "mode": "shape",
-            "dead_letter": { "share": 0.1 },
+            "requeue": { "share": 0.1 },
         };
         let (name, terms) = parse_limit(document).unwrap();
         let expected = "{\"keys\": [\"17\", 18], \"rules\": [{\"id\": \"r\", \"rate\": \"3/s\", \"burst\": 5}], \
-                        \"mode\": \"shape\", \"dead_letter\": {\"share\": 0.1}}";
+                        \"mode\": \"shape\", \"requeue\": {\"share\": 0.1}}";
         assert_eq!(
             (name.as_str(), terms),
             ("a", serde_json::from_str(expected).unwrap())
