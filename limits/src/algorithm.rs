@@ -14,8 +14,6 @@ pub const LOG_MAX: u64 = 1 << 20;
 /// Maximum number of steps of a step window, which stores 16 bytes per used step and key.
 pub const STEPS_MAX: u64 = 1 << 16;
 
-const SECOND: u64 = 1_000_000_000;
-
 /// Start of the windows of a fixed-window limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -220,7 +218,7 @@ impl Algorithm {
     /// use limits::Algorithm;
     ///
     /// let bucket = Algorithm::token_bucket("300/s", 30)?;
-    /// assert_eq!(bucket.to_string(), "300/s, with bursts of up to 30: at most 330 in any second");
+    /// assert_eq!(bucket.to_string(), "300/s, up to 30 at once");
     /// # Ok::<(), limits::RateError>(())
     /// ```
     ///
@@ -367,67 +365,14 @@ impl Algorithm {
 }
 
 impl fmt::Display for Algorithm {
-    /// The guarantee of the algorithm.
+    /// Maximum numbers of requests; `docs/limits.md` describes what each algorithm guarantees.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TokenBucket { rate, burst: 1 } => {
-                write!(formatter, "{rate}, evenly spaced, without bursts")
+        match self.window() {
+            Some((limit, window)) => write!(formatter, "{limit} in {}", Time::from(window)),
+            None => {
+                let (rate, max) = (self.mean_rate(), self.max_burst());
+                write!(formatter, "{rate}, up to {max} at once")
             }
-            Self::TokenBucket { rate, burst } => write!(
-                formatter,
-                "{rate}, with bursts of up to {burst}: at most {} in any second",
-                rate.requests_in(SECOND).saturating_add(*burst)
-            ),
-            Self::SteppedBucket { rate, burst } => {
-                let (tokens, step) = rate.written();
-                write!(
-                    formatter,
-                    "{tokens} tokens every {}, up to {burst} accumulated: at most {} in any second",
-                    Time(step),
-                    burst.saturating_add(tokens.saturating_mul(SECOND.div_ceil(step)))
-                )
-            }
-            Self::LeakyBucket { rate, capacity } => write!(
-                formatter,
-                "{rate}, evenly spaced; up to {capacity} calls wait, further calls are refused"
-            ),
-            Self::FixedWindow {
-                limit,
-                window,
-                aligned,
-            } => write!(
-                formatter,
-                "{limit} in each window of {}, {}; up to {} around a window boundary",
-                Time::from(*window),
-                match aligned {
-                    Alignment::Clock => "aligned to UTC",
-                    Alignment::FirstCall => "starting with a call",
-                },
-                limit.saturating_mul(2)
-            ),
-            Self::SlidingLog { limit, window } => {
-                write!(formatter, "at most {limit} in any {}", Time::from(*window))
-            }
-            Self::SlidingCounter { limit, window } => write!(
-                formatter,
-                "about {limit} in any {}, assuming that the calls of the previous window were spread evenly",
-                Time::from(*window)
-            ),
-            Self::StepWindow {
-                limit,
-                window,
-                step,
-            } => write!(
-                formatter,
-                "at most {limit} in any {}, counted in steps of {}",
-                Time::from(*window),
-                Time::from(*step)
-            ),
-            Self::WarmUp { rate, warm_up } => write!(
-                formatter,
-                "{rate} when warm, a third of it when cold; {} to warm up or cool down",
-                Time::from(*warm_up)
-            ),
         }
     }
 }

@@ -89,8 +89,6 @@ pub struct NamedLimit {
     pub rules: Vec<Rule>,
     /// Whether `limiter serve` takes its rule from each call.
     pub from_call: bool,
-    /// Whether the file sets the mode. Otherwise `Display` omits the handling.
-    pub has_explicit_mode: bool,
     /// Handling of calls over the limit; the default for a global limit.
     pub handling: Handling,
 }
@@ -181,7 +179,8 @@ impl Rules {
 }
 
 impl fmt::Display for Rules {
-    /// A description of all limits. The alternate form (`{:#}`) is for a producer, where all unlisted keys share one limit.
+    /// A description of all limits. The alternate form (`{:#}`) is for a producer, which applies modes, and where all
+    /// unlisted keys share one limit.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
             let keys = match (limit.global, &*limit.keys) {
@@ -200,8 +199,8 @@ impl fmt::Display for Rules {
                 let refused = ["", "; refused calls count"][usize::from(limit.count_refused)];
                 writeln!(formatter, "  {id} ({name}): {algorithm}{refused}")?;
             }
-            if limit.has_explicit_mode {
-                writeln!(formatter, "  {}", limit.handling)?;
+            if formatter.alternate() && !limit.global {
+                writeln!(formatter, "  mode {}", limit.handling.mode)?;
             }
         }
         if let Some(sharing) = &self.sharing {

@@ -23,17 +23,14 @@ fn default_step_depends_on_the_window() {
 }
 
 #[test]
-fn description_states_the_guarantee() {
-    let description = Algorithm::token_bucket("300/s", 300).unwrap().to_string();
-    assert_eq!(
-        description,
-        "300/s, with bursts of up to 300: at most 600 in any second"
-    );
+fn description_states_the_limit() {
+    let bucket = Algorithm::token_bucket("300/s", 300).unwrap();
+    assert_eq!(bucket.to_string(), "300/s, up to 300 at once");
     let log = Algorithm::SlidingLog {
         limit: 1_000,
         window: Duration::from_secs(60),
     };
-    assert_eq!(log.to_string(), "at most 1000 in any 1m");
+    assert_eq!(log.to_string(), "1000 in 1m");
 }
 
 #[test]

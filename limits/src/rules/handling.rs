@@ -135,39 +135,12 @@ fn permille<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     found.ok_or_else(|| Error::custom(error()))
 }
 
-impl fmt::Display for Handling {
-    /// The mode with its parameters.
+impl fmt::Display for Mode {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.mode {
-            Mode::Observe => {
-                formatter.write_str("mode observe: calls over the limit pass and are counted")
-            }
-            Mode::Police => formatter.write_str("mode police: calls over the limit are dropped"),
-            Mode::Shape => write!(
-                formatter,
-                "mode shape: calls over the limit wait up to {} at a time, in a queue of up to {} per key; they become \
-                 overdue {} after acceptance{}",
-                Time::from(self.max_wait),
-                Bytes(self.queue_bytes),
-                Time::from(self.max_age),
-                self.requeue
-            ),
-        }
-    }
-}
-
-impl fmt::Display for RequeuePolicy {
-    /// What happens to overdue calls.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [base, cap] = [self.base, self.cap].map(Time::from);
-        let max = self.requeues_max;
-        if max == 0 {
-            return formatter.write_str(" and are parked (not requeued)");
-        }
-        let percent = f64::from(self.share_permille) / 10.0;
-        write!(
-            formatter,
-            ", requeued up to {max} times, after {base} to {cap}, with up to {percent}% of the rate, then parked (no longer requeued)"
-        )
+        formatter.write_str(match self {
+            Self::Observe => "observe",
+            Self::Police => "police",
+            Self::Shape => "shape",
+        })
     }
 }

@@ -226,7 +226,6 @@ impl Reader {
             keys,
             global,
             from_call,
-            has_explicit_mode: mode.is_some(),
         })
     }
 

@@ -5,7 +5,6 @@ use std::{fmt, time::Duration};
 use serde::Deserialize;
 
 use super::handling::time;
-use crate::rate::Time;
 
 /// The settings of `[sharing]`. `Debug` and `Display` omit the server's URL, which may contain a password.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
@@ -75,21 +74,14 @@ impl fmt::Debug for Sharing {
 
 impl fmt::Display for Sharing {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let group = &self.group;
-        let [refresh, ttl, timeout] = [self.refresh, self.ttl, self.timeout].map(Time::from);
-        match self.mode {
-            SharingMode::Lease => write!(
-                formatter,
-                "shared by group {group}: each process leases a share of each rate, renewed every {refresh}, valid for {ttl}"
-            )?,
-            SharingMode::Exact => write!(
-                formatter,
-                "shared by group {group}: the server decides on every call, within {timeout}"
-            )?,
-        }
-        match self.members_max {
-            Some(max) => write!(formatter, "; up to {max} processes"),
-            None => Ok(()),
-        }
+        let decides = match self.mode {
+            SharingMode::Lease => "each process, within its share",
+            SharingMode::Exact => "the server",
+        };
+        write!(
+            formatter,
+            "shared by group {}; decided by {decides}",
+            self.group
+        )
     }
 }

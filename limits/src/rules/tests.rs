@@ -29,13 +29,13 @@ fn plan_lists_limits_with_keys_and_rules() {
     assert_eq!(
         rules.to_string(),
         "default: each unlisted key\n\
-         \u{20} slow (token_bucket): 10/s, with bursts of up to 20: at most 30 in any second\n\
+         \u{20} slow (token_bucket): 10/s, up to 20 at once\n\
          dsp-17: each of the keys 17, 117\n\
-         \u{20} peak (token_bucket): 300/s, with bursts of up to 300: at most 600 in any second\n\
-         \u{20} hour (sliding_counter): about 900000 in any 1h, assuming that the calls of the previous window were spread evenly; refused calls count\n\
-         \u{20} min (step_window): at most 1000 in any 1m, counted in steps of 100ms\n\
+         \u{20} peak (token_bucket): 300/s, up to 300 at once\n\
+         \u{20} hour (sliding_counter): 900000 in 1h; refused calls count\n\
+         \u{20} min (step_window): 1000 in 1m\n\
          whole: all calls together\n\
-         \u{20} queue (leaky_bucket): 2000/s, evenly spaced; up to 500 calls wait, further calls are refused\n\
+         \u{20} queue (leaky_bucket): 2000/s, up to 1 at once\n\
          unlisted keys: default\n"
     );
     assert_eq!(rules.for_key("17"), Some(vec![1, 2]));

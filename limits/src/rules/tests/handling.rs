@@ -11,11 +11,6 @@ fn with(more: &str) -> String {
 fn check_handling(more: &str, expected: Handling) {
     let rules = Rules::parse(&with(more)).unwrap();
     assert_eq!(rules.limits[0].handling, expected, "{more}");
-    assert_eq!(
-        rules.limits[0].has_explicit_mode,
-        more.contains("mode"),
-        "{more}"
-    );
 }
 
 #[test]
@@ -244,47 +239,23 @@ fn errors_are_reported_together() {
     );
 }
 
-#[track_caller]
-fn check_description(more: &str, expected: &str) {
-    let rules = Rules::parse(&with(more)).unwrap();
-    let plan = rules.to_string();
-    let handling = plan.lines().nth(2).unwrap();
-    assert_eq!(handling, expected, "{more}");
-}
-
 #[test]
-fn plan_describes_an_explicit_mode() {
-    check_description("", "unlisted keys: refused");
-    check_description(
-        "mode = \"observe\"",
-        "  mode observe: calls over the limit pass and are counted",
-    );
-    check_description(
-        "mode = \"police\"",
-        "  mode police: calls over the limit are dropped",
-    );
-    let shape = |queue: &str, rest: &str| {
-        format!(
-            "  mode shape: calls over the limit wait up to 30s at a time, in a queue of up to {queue} per key; they become \
-             overdue 1m after acceptance{rest}"
-        )
-    };
-    check_description(
-        "mode = \"shape\"",
-        &shape(
-            "64MiB",
-            ", requeued up to 8 times, after 30s to 15m, with up to 10% of the rate, then parked (no longer requeued)",
-        ),
-    );
-    check_description(
-        "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\nrequeue = { share = 0.125, max = 1 }",
-        &shape(
-            "100000 bytes",
-            ", requeued up to 1 times, after 30s to 15m, with up to 12.5% of the rate, then parked (no longer requeued)",
-        ),
-    );
-    check_description(
-        "mode = \"shape\"\nrequeue = { max = 0 }",
-        &shape("64MiB", " and are parked (not requeued)"),
-    );
+fn plan_for_a_producer_names_the_mode() {
+    for (more, mode) in [
+        ("", "observe"),
+        ("mode = \"police\"", "police"),
+        ("mode = \"shape\"", "shape"),
+    ] {
+        let rules = Rules::parse(&with(more)).unwrap();
+        let expected = format!("  mode {mode}");
+        assert_eq!(
+            format!("{rules:#}").lines().nth(2),
+            Some(&*expected),
+            "{more}"
+        );
+        assert_eq!(
+            rules.to_string().lines().nth(2),
+            Some("unlisted keys: refused")
+        );
+    }
 }
