@@ -129,7 +129,7 @@ impl Rules {
     /// assert_eq!(rules.for_key("beta"), None, "calls of unlisted keys are refused by default");
     ///
     /// let errors = Rules::parse("[limits.alpha]\nrules = [ { id = 'peak', rate = '300/s', brust = 30 } ]").unwrap_err();
-    /// assert_eq!(errors.to_string(), "line 2: limits.alpha.rules[0]: unknown key `brust`: did you mean `burst`?");
+    /// assert_eq!(errors.to_string(), "line 2: limits.alpha.rules[0]: unknown key `brust`, expected one of `burst`, `id`, `rate`, `count_refused`, `algorithm`");
     /// # Ok::<(), limits::rules::ConfigErrors>(())
     /// ```
     ///

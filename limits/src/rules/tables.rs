@@ -119,7 +119,6 @@ impl Tables {
             self.error(path, format!("expected a table, not {}", value.type_str()));
             return None;
         }
-        // The keys that are reported, and those that they may stand for.
         let mut reported = Vec::new();
         for count in 0..ERRORS_MAX {
             let error: toml::de::Error = match value.clone().try_into() {
@@ -130,6 +129,7 @@ impl Tables {
             let missing = message
                 .strip_prefix("missing field `")
                 .and_then(|it| it.strip_suffix('`'));
+            // The invalid value of this key was removed.
             if missing.is_some_and(|it| reported.iter().any(|key| key == it)) {
                 return None;
             }
@@ -138,11 +138,7 @@ impl Tables {
                 .strip_prefix(message)
                 .and_then(|it| it.split('`').nth(1));
             let others = if field.is_none() { others } else { &[] };
-            let Explained {
-                key,
-                nearest,
-                mut what,
-            } = explain(message, others);
+            let (key, mut what) = explain(message, others);
             if path == SHARING && field.is_some() {
                 // The rejected value may be a misplaced URL with a password, so only the hint after it is reported.
                 let mut hint = [", expected", ": write", ": use"].iter();
@@ -155,7 +151,7 @@ impl Tables {
             if !remove(&mut value, &invalid) {
                 return None;
             }
-            reported.extend([invalid, nearest.unwrap_or_default().to_owned()]);
+            reported.push(invalid);
         }
         None
     }
@@ -182,49 +178,28 @@ fn child(path: &str, key: &str) -> String {
     [path, dot, key].concat()
 }
 
-/// An error of `serde`, rewritten.
-struct Explained<'a> {
-    /// The unknown key, or an empty text.
-    key: &'a str,
-    /// The expected key or value that is most similar to an unknown one.
-    nearest: Option<&'a str>,
-    what: String,
-}
-
-/// Rewrites an error about an unknown key or value, and suggests the most similar one that is expected or in `others`.
-fn explain<'a>(error: &'a str, others: &[&'a str]) -> Explained<'a> {
+/// Rewrites an error about an unknown key or value, so that it lists `others` too. Returns the unknown key, if any, and the error.
+fn explain<'a>(error: &'a str, others: &[&'a str]) -> (&'a str, String) {
     let parts = || {
         let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;
         let (unknown, expected) = rest.split_once('`')?;
         Some((kind == "field", unknown, expected))
     };
     let Some((is_key, unknown, expected)) = parts() else {
-        return Explained {
-            key: "",
-            nearest: None,
-            what: error.to_owned(),
-        };
+        return ("", error.to_owned());
     };
     let known = expected.split('`').skip(1).step_by(2);
     let others = others.iter().filter(|_| is_key).copied();
     let known: Vec<&str> = known.chain(others).collect();
-    let similarity = |known: &&str| strsim::jaro_winkler(unknown, known);
-    let nearest = known.iter().copied();
-    let nearest = nearest.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-    let nearest = nearest.filter(|it| similarity(it) > 0.8);
-    let hint = match nearest {
-        Some(known) => format!(": did you mean `{known}`?"),
-        None => format!(", expected one of `{}`", known.join("`, `")),
-    };
     let (key, what) = match is_key {
         true => (unknown, "key"),
         false => ("", "value"),
     };
-    Explained {
+    let known = known.join("`, `");
+    (
         key,
-        nearest,
-        what: format!("unknown {what} `{unknown}`{hint}"),
-    }
+        format!("unknown {what} `{unknown}`, expected one of `{known}`"),
+    )
 }
 
 /// The lines of a valid TOML document.

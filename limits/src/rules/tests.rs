@@ -163,7 +163,7 @@ fn invalid_table_causes_one_error() {
 }
 
 #[test]
-fn unknown_names_are_reported_with_the_most_similar_one() {
+fn unknown_names_are_reported_with_the_known_ones() {
     check_all(
         r#"
         unknwon = "a"
@@ -183,14 +183,14 @@ fn unknown_names_are_reported_with_the_most_similar_one() {
         rules = [ { id = "one", rate = "1/s" } ]
     "#,
         &[
-            "the file: unknown key `unknwon`: did you mean `unknown`?",
-            "limits.a: unknown key `rule`: did you mean `rules`?",
-            "limits.b.shape: unknown key `max_agee`: did you mean `max_age`?",
-            "limits.b.rules[0]: unknown key `algoritm`: did you mean `algorithm`?",
-            "limits.b.rules[1]: unknown key `brust`: did you mean `burst`?",
-            "limits.b.rules[2]: unknown key `algo`: did you mean `algorithm`?",
-            "limits.b.rules[3]: unknown value `token_buket`: did you mean `token_bucket`?",
-            "limits.c.mode: unknown value `shap`: did you mean `shape`?",
+            "the file: unknown key `unknwon`, expected one of",
+            "limits.a: unknown key `rule`, expected one of",
+            "limits.b.shape: unknown key `max_agee`, expected one of",
+            "limits.b.rules[0]: unknown key `algoritm`, expected one of",
+            "limits.b.rules[1]: unknown key `brust`, expected one of",
+            "limits.b.rules[2]: unknown key `algo`, expected one of",
+            "limits.b.rules[3]: unknown value `token_buket`, expected one of",
+            "limits.c.mode: unknown value `shap`, expected one of",
         ],
     );
 }
@@ -226,7 +226,7 @@ fn errors_have_the_line_of_the_key() {
     let expected = ["line 11", "line 17", "line 18", "line 2", "line 9"];
     assert_eq!(lines, expected, "{errors:#?}");
     let ConfigErrors(errors) = Rules::parse(&format!("{VALID}\n[limit.a]")).unwrap_err();
-    let expected = "line 16: the file: unknown key `limit`: did you mean `limits`?";
+    let expected = "line 16: the file: unknown key `limit`, expected one of `unknown`, `share`, `limits`, `sharing`";
     assert_eq!(errors, [expected]);
 }
 
@@ -320,7 +320,7 @@ fn errors_of_sharing_contain_no_passwords() {
         ),
         (
             "[sharing]\nmember = 3",
-            "sharing: unknown key `member`: did you mean `members_max`?",
+            "sharing: unknown key `member`, expected one of",
         ),
         (
             "sharing = \"redis://me:secret@x\"",

@@ -180,8 +180,8 @@ vendor = 0
 ";
     let errors = file::parse(text).unwrap_err().0;
     for expected in [
-        "line 2: privacy.mode: unknown value `enforced`: did you mean `enforce`?",
-        "line 4: privacy: unknown key `gdpr_when_abent`: did you mean `gdpr_when_absent`?",
+        "line 2: privacy.mode: unknown value `enforced`, expected one of",
+        "line 4: privacy: unknown key `gdpr_when_abent`, expected one of",
         "line 5: privacy.purpose_one_treatment",
         "line 6: privacy.us",
         "line 3: privacy.host_vendor",

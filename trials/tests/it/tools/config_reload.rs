@@ -101,7 +101,7 @@ async fn contracts_are_reloaded_whole_or_not_at_all() -> Result<()> {
     assert_eq!((rejected.status, &*rejected.body), (400, body));
 
     std::fs::write(&file, refusing.replace("uid_pattern", "uid_patern"))?;
-    let hint = "line 5: dsp.99: unknown key `uid_patern`: did you mean `uid_pattern`?";
+    let hint = "line 5: dsp.99: unknown key `uid_patern`, expected one of";
     let path = file.display().to_string();
     let check = ["contracts", "check", &path];
     let output = run_to_end(&programs().await?.producer, &check, &[]).await?;
