@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
-use limits::{Rate, rate::Count};
+use limits::Rate;
 use runtime::settings::{
     self, TIME_MAX,
     info_commands::{self, AboutArgs},
@@ -74,14 +74,11 @@ pub struct ReplayArgs {
     /// A time is a number of seconds from any start, or a date and time with an offset, such as 2026-11-22T10:00:00Z. A header line, empty lines and lines starting with # are skipped.
     pub trace: PathBuf,
     /// Limits file to replay the calls through
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "rate")]
     pub rules: Option<PathBuf>,
-    /// Rate limit per key, such as 300/s, replayed with every algorithm
+    /// Rate limit per key, such as 300/s, replayed with every algorithm. Bursts are the requests of one second
     #[arg(long, value_name = "RATE", required_unless_present = "rules")]
     pub rate: Option<Rate>,
-    /// Maximum burst in requests, for algorithms that have one [default: the requests of one second]
-    #[arg(long, value_name = "N")]
-    pub burst: Option<Count>,
     /// Maximum wait of a call; with 0s, calls that would wait are refused
     #[arg(long, value_name = "TIME", value_parser = time(Duration::ZERO..=TIME_MAX), default_value = "0s")]
     pub max_wait: Duration,

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::ExitCode};
 use anyhow::{Context, Result, anyhow};
 use limiter::{
     args::{Cli, Command, ReplayArgs},
-    replay::{Candidate, ReplayOptions, all_algorithms, replay, table},
+    replay::{all_algorithms, replay, table},
     serve::{self, engine},
     trace::Trace,
 };
@@ -60,7 +60,7 @@ fn read(file: &Path) -> Result<Rules> {
 }
 
 fn run_replay(args: &ReplayArgs) -> Result<String> {
-    let candidates = candidates(args)?;
+    let limits = limits_of(args)?;
     let trace = Trace::read(&args.trace)?;
     if trace.late > 0 {
         eprintln!(
@@ -68,33 +68,24 @@ fn run_replay(args: &ReplayArgs) -> Result<String> {
             trace.late
         );
     }
-    let options = ReplayOptions {
-        max_wait: args.max_wait,
-        window: args.window,
-    };
-    let outcomes: Vec<_> = candidates
-        .iter()
-        .map(|it| replay(&trace, it, options))
-        .collect();
-    Ok(table(&outcomes))
+    let replayed = limits.into_iter().map(|(name, rules)| {
+        let outcome = replay(&trace, &rules, args.max_wait, args.window);
+        (name, outcome)
+    });
+    Ok(table(&replayed.collect::<Vec<_>>()))
 }
 
-fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
+/// The limits to replay the calls through, each with its name in the table.
+fn limits_of(args: &ReplayArgs) -> Result<Vec<(String, Rules)>> {
     if let Some(file) = &args.rules {
-        return Ok(vec![Candidate {
-            name: file.display().to_string(),
-            rules: read(file)?,
-        }]);
+        return Ok(vec![(file.display().to_string(), read(file)?)]);
     }
-    let rate = args.rate.context("missing --rate")?;
-    let burst = args.burst.map(|it| it.0);
-    let burst = burst.unwrap_or_else(|| rate.requests_in(1_000_000_000).max(1));
-    let mut candidates = Vec::new();
-    for (name, rule) in all_algorithms(rate, burst) {
-        match Candidate::per_key(name, &rule) {
-            Ok(candidate) => candidates.push(candidate),
+    let mut limits = Vec::new();
+    for (name, rules) in all_algorithms(args.rate.context("missing --rate")?) {
+        match rules {
+            Ok(rules) => limits.push((name.to_owned(), rules)),
             Err(error) => eprintln!("limiter: skipping {name}: {error}"),
         }
     }
-    Ok(candidates)
+    Ok(limits)
 }

@@ -11,44 +11,21 @@ use limits::{
 
 use crate::trace::Trace;
 
-/// Limits to replay calls through.
-#[derive(Debug, Clone)]
-pub struct Candidate {
-    /// Name in tables.
-    pub name: String,
-    /// The limits.
-    pub rules: Rules,
-}
+const SECOND: u64 = 1_000_000_000;
 
-impl Candidate {
-    /// One limit for each key, whose rule is in the format of a limits file: `rate = "300/s", algorithm = "spacing"`.
-    ///
-    /// # Errors
-    /// When the rule is invalid.
-    pub fn per_key(name: &str, rule: &str) -> Result<Self, ConfigErrors> {
-        let text =
-            format!("unknown = 'each'\n[limits.each]\nrules = [ {{ id = 'rule', {rule} }} ]");
-        Ok(Self {
-            name: name.to_owned(),
-            rules: Rules::parse(&text)?,
-        })
-    }
-}
-
-/// Options of a replay.
-#[derive(Debug, Clone, Copy)]
-pub struct ReplayOptions {
-    /// Maximum wait of a call; with 0, calls that would wait are refused.
-    pub max_wait: Duration,
-    /// Length of the windows for [`Outcome::worst_window`].
-    pub window: Duration,
+/// One limit for each key, whose rule is in the format of a limits file: `rate = "300/s", algorithm = "spacing"`.
+///
+/// # Errors
+/// When the rule is invalid.
+pub fn per_key(rule: &str) -> Result<Rules, ConfigErrors> {
+    Rules::parse(&format!(
+        "unknown = 'each'\n[limits.each]\nrules = [ {{ id = 'rule', {rule} }} ]"
+    ))
 }
 
 /// Result of a replay.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Name of the candidate.
-    pub name: String,
     /// Calls released, immediately or later.
     pub released: u64,
     /// Calls released later.
@@ -88,12 +65,13 @@ impl SlidingWindow {
     }
 }
 
-/// A rule with this rate for each algorithm, in the format of a limits file.
-pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
+/// Limits with this rate for each algorithm, by name. Algorithms with a burst get the requests of one second.
+pub fn all_algorithms(rate: Rate) -> Vec<(&'static str, Result<Rules, ConfigErrors>)> {
     let (requests, time) = rate.written();
+    let burst = rate.requests_in(SECOND).max(1);
     let burst_of_step = burst.max(requests);
-    let warm_up = Time(time.max(1_000_000_000));
-    let queue = rate.requests_in(30_000_000_000).max(1);
+    let warm_up = Time(time.max(SECOND));
+    let queue = rate.requests_in(30 * SECOND).max(1);
     let options = |name: &str| match name {
         "token_bucket" => format!(", burst = {burst}"),
         "stepped_bucket" => format!(", burst = {burst_of_step}"),
@@ -101,21 +79,20 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
         "warm_up" => format!(", warm_up = '{warm_up}'"),
         _ => String::new(),
     };
-    let rule = |name| {
+    let limits = |name| {
         let options = options(name);
-        (
-            name,
-            format!("rate = '{rate}', algorithm = '{name}'{options}"),
-        )
+        let rule = format!("rate = '{rate}', algorithm = '{name}'{options}");
+        (name, per_key(&rule))
     };
-    limits::ALGORITHMS.map(rule).to_vec()
+    limits::ALGORITHMS.map(limits).to_vec()
 }
 
-/// Replays a trace.
-pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> Outcome {
+/// Replays a trace with this maximum wait of a call: with 0, calls that would wait are refused. `window` is the length of the
+/// windows for [`Outcome::worst_window`].
+pub fn replay(trace: &Trace, rules: &Rules, max_wait: Duration, window: Duration) -> Outcome {
     let mut limits = Limits::new(usize::MAX);
-    let demands_of = demands(&mut limits, trace, &candidate.rules);
-    let window = u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX);
+    let demands_of = demands(&mut limits, trace, rules);
+    let window = Time::from(window).0;
     let mut recent: Vec<SlidingWindow> = trace
         .keys
         .iter()
@@ -127,19 +104,16 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
     let mut demands: Vec<Demand<u32>> = Vec::new();
     for call in &trace.calls {
         let requests = u64::from(call.requests);
-        let decision = match &demands_of[call.key as usize] {
-            None => continue,
-            Some(of_key) => {
-                demands.clear();
-                let of_call = of_key.iter().map(|(limit, key)| Demand {
-                    limit: *limit,
-                    key: *key,
-                    requests,
-                });
-                demands.extend(of_call);
-                limits.reserve(&demands, call.at, options.max_wait)
-            }
+        let Some(of_key) = &demands_of[call.key as usize] else {
+            continue;
         };
+        demands.clear();
+        demands.extend(of_key.iter().map(|(limit, key)| Demand {
+            limit: *limit,
+            key: *key,
+            requests,
+        }));
+        let decision = limits.reserve(&demands, call.at, max_wait);
         let Some(at) = decision.at(call.at) else {
             continue;
         };
@@ -152,7 +126,6 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
     let calls = u64::try_from(trace.calls.len()).unwrap_or(u64::MAX);
     let delay = |quantile| Duration::from_micros(delays.value_at_quantile(quantile));
     Outcome {
-        name: candidate.name.clone(),
         released,
         delayed,
         refused: calls - released,
@@ -162,20 +135,20 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
     }
 }
 
-/// Formats a table with a row per outcome.
-pub fn table(outcomes: &[Outcome]) -> String {
-    let names = outcomes.iter().map(|it| it.name.chars().count());
+/// Formats a table with a row per outcome and its name.
+pub fn table(outcomes: &[(String, Outcome)]) -> String {
+    let names = outcomes.iter().map(|(name, _)| name.chars().count());
     let width = names.max().unwrap_or(0).max("limits".len());
     let mut text = format!(
         "{:width$} {:>10} {:>10} {:>10} {:>13} {:>10} {:>10}",
         "limits", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
     );
-    for it in outcomes {
+    for (name, it) in outcomes {
         let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| format!("{delay:?}"));
         let row = write!(
             text,
-            "\n{:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",
-            it.name, it.released, it.delayed, it.refused, it.worst_window
+            "\n{name:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",
+            it.released, it.delayed, it.refused, it.worst_window
         );
         row.expect("formatting into a string does not fail");
     }

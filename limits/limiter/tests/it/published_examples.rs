@@ -3,8 +3,11 @@
 
 use std::time::Duration;
 
-use limiter::replay::{Candidate, all_algorithms};
-use limits::{Algorithm, Decision, Demand, Limit, Limits, Rate};
+use limiter::replay::all_algorithms;
+use limits::{
+    Algorithm, Decision, Demand, Limit, Limits, Rate,
+    rules::{ConfigErrors, Rules},
+};
 
 const SECOND: u64 = 1_000_000_000;
 /// A full minute, at which windows aligned to the clock start.
@@ -47,14 +50,12 @@ fn unlimited() -> String {
 
 /// All algorithms at ten per second.
 fn ten_per_second() -> Vec<(&'static str, Algorithm)> {
-    let algorithm = |(name, rule): (&'static str, String)| {
-        let candidate = Candidate::per_key(name, &rule).expect("a valid rule");
-        (name, candidate.rules.limits[0].rules[0].limit.algorithm)
+    let algorithms = all_algorithms(rate(10, 1)).into_iter();
+    let algorithm = |(name, rules): (_, Result<Rules, ConfigErrors>)| {
+        let rules = rules.expect("a valid rule");
+        (name, rules.limits[0].rules[0].limit.algorithm)
     };
-    all_algorithms(rate(10, 1), 10)
-        .into_iter()
-        .map(algorithm)
-        .collect()
+    algorithms.map(algorithm).collect()
 }
 
 /// Ten calls, one per second, under a limit of ten per second.

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use limiter::{
-    replay::{Candidate, Outcome, ReplayOptions, replay},
+    replay::{Outcome, per_key, replay},
     trace::Trace,
 };
 
@@ -17,12 +17,9 @@ fn calls(text: &mut String, from: f64, to: f64, count: u32) {
 
 fn outcome(rule: &str, trace: &str, max_wait: u64) -> Outcome {
     let trace = Trace::parse(trace).expect("a valid trace");
-    let candidate = Candidate::per_key("rule", rule).expect("a valid rule");
-    let options = ReplayOptions {
-        max_wait: Duration::from_secs(max_wait),
-        window: Duration::from_secs(60),
-    };
-    replay(&trace, &candidate, options)
+    let rules = per_key(rule).expect("a valid rule");
+    let [max_wait, window] = [max_wait, 60].map(Duration::from_secs);
+    replay(&trace, &rules, max_wait, window)
 }
 
 #[test]
