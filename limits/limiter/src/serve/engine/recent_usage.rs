@@ -1,15 +1,12 @@
 //! Usage of counters as last reported by the sharing server, for rate-limit headers and metrics.
 
-use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use limits::{LimitId, Remaining};
 
-/// Maximum number of remembered counters; the server has the usage of all. Each shard has an
-/// equal part: half in `newer`, half in `older`. A full `newer` replaces `older`.
-const COUNTERS_MAX: usize = 20_000;
-
-/// Number of shards, by hash of the counter. The lock is held for one shard at a time.
-pub(super) const SHARDS: usize = 32;
+/// Maximum number of remembered counters; the server has the usage of all. Half are in `newer`, half in `older`: a full
+/// `newer` replaces `older`. A scan of all holds the lock.
+const COUNTERS_MAX: usize = 8_000;
 
 /// Last known usage of a counter under one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +26,6 @@ type UsageMap = HashMap<(LimitId, Arc<str>), LastUsage, foldhash::fast::RandomSt
 /// Usage of the counters queried most recently.
 #[derive(Debug, Default)]
 pub(super) struct RecentUsage {
-    shards: [Shard; SHARDS],
-    hasher: foldhash::fast::RandomState,
-}
-
-#[derive(Debug, Default)]
-struct Shard {
     newer: UsageMap,
     older: UsageMap,
 }
@@ -53,11 +44,10 @@ impl LastUsage {
 impl RecentUsage {
     pub(super) fn insert(&mut self, limit: LimitId, counter: &Arc<str>, usage: LastUsage) {
         let key = (limit, Arc::clone(counter));
-        let shard = &mut self.shards[self.shard(&key)];
-        if shard.newer.len() >= COUNTERS_MAX / 2 / SHARDS {
-            shard.older = std::mem::take(&mut shard.newer);
+        if self.newer.len() >= COUNTERS_MAX / 2 {
+            self.older = std::mem::take(&mut self.newer);
         }
-        shard.newer.insert(key, usage);
+        self.newer.insert(key, usage);
     }
 
     /// Remaining requests of `max_burst`; `None` if the counter is not remembered.
@@ -69,8 +59,7 @@ impl RecentUsage {
         now: u64,
     ) -> Option<Remaining> {
         let key = (limit, Arc::clone(counter));
-        let shard = &self.shards[self.shard(&key)];
-        let usage = shard.newer.get(&key).or_else(|| shard.older.get(&key))?;
+        let usage = self.newer.get(&key).or_else(|| self.older.get(&key))?;
         let is_free = usage.free_at <= now;
         Some(Remaining {
             requests: if is_free { max_burst } else { usage.remaining },
@@ -78,21 +67,11 @@ impl RecentUsage {
         })
     }
 
-    fn shard(&self, key: &(LimitId, Arc<str>)) -> usize {
-        let hash = self.hasher.hash_one(key) % SHARDS as u64;
-        usize::try_from(hash).expect("a small number")
-    }
-
-    /// Counters in use of one shard.
-    pub(super) fn used(
-        &self,
-        shard: usize,
-        now: u64,
-    ) -> impl Iterator<Item = (LimitId, &Arc<str>, &LastUsage)> {
-        let shard = &self.shards[shard];
-        let older = shard.older.iter();
-        let older = older.filter(|(key, _)| !shard.newer.contains_key(*key));
-        let all = shard.newer.iter().chain(older);
+    /// Counters in use.
+    pub(super) fn used(&self, now: u64) -> impl Iterator<Item = (LimitId, &Arc<str>, &LastUsage)> {
+        let older = self.older.iter();
+        let older = older.filter(|(key, _)| !self.newer.contains_key(*key));
+        let all = self.newer.iter().chain(older);
         let used = all.filter(move |(_, usage)| usage.free_at > now);
         used.map(|((limit, counter), usage)| (*limit, counter, usage))
     }
@@ -129,21 +108,12 @@ mod tests {
             [100, 500, 899, 900].map(|now| usage.used(9, now)),
             [8, 4, 1, 0]
         );
-        let used = |recent: &RecentUsage, now| -> Vec<usize> {
-            let shards = 0..SHARDS;
-            shards
-                .map(|shard| recent.used(shard, now).count())
-                .collect()
-        };
-        let all = |recent: &RecentUsage, now| used(recent, now).iter().sum::<usize>();
-        assert_eq!((all(&recent, 899), all(&recent, 900)), (1, 0));
+        let used = |recent: &RecentUsage, now| recent.used(now).count();
+        assert_eq!((used(&recent, 899), used(&recent, 900)), (1, 0));
         for number in 0..10 * COUNTERS_MAX {
             recent.insert(limit, &counter(number), usage);
         }
-        assert!((COUNTERS_MAX / 2 - SHARDS..=COUNTERS_MAX).contains(&all(&recent, 0)));
-        // One shard is read under one lock.
-        let largest = used(&recent, 0).into_iter().max();
-        assert!(largest <= Some(COUNTERS_MAX / SHARDS), "{largest:?}");
+        assert!((COUNTERS_MAX / 2..=COUNTERS_MAX).contains(&used(&recent, 0)));
         let newest = 10 * COUNTERS_MAX - COUNTERS_MAX / 4;
         assert_eq!(remaining(&recent, newest, 0), Some(1));
     }

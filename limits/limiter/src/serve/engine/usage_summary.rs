@@ -1,10 +1,11 @@
-//! Usage of all limits, for metrics and `/readyz`. The lock is held for up to 256 counters at a time.
+//! Usage of all limits, for metrics and `/readyz`. The lock is held for up to 256 counters at a time, or for those
+//! that the sharing server last reported.
 
 use std::{sync::Arc, time::Duration};
 
 use limits::{Algorithm, LimitId};
 
-use super::{Counts, Engine, EngineState, catalog::Catalog, recent_usage};
+use super::{Counts, Engine, EngineState, catalog::Catalog};
 
 /// Counters read under one lock.
 const COUNTERS_PER_LOCK: usize = 256;
@@ -58,12 +59,12 @@ impl Engine {
             }
             let catalog = &state.catalog;
             from = if state.counted_by_server {
-                for (id, key, usage) in state.recent_usage.used(index, now) {
+                for (id, key, usage) in state.recent_usage.used(now) {
                     add(limits, catalog, id, key, |max_burst| {
                         usage.used(max_burst, now)
                     });
                 }
-                (index + 1 < recent_usage::SHARDS).then_some(index + 1)
+                None
             } else {
                 let core = &state.core;
                 core.for_each_key(index, COUNTERS_PER_LOCK, now, |id, key, used| {
