@@ -23,8 +23,7 @@
 //!
 //! A limit with `from_call = true` has no rules and no keys: `limiter serve` takes the rule from each call.
 //!
-//! `share = "1/3"` at the top enforces a third of every limit, for three processes with the same file. `[sharing]` shares the limits
-//! through a server instead:
+//! `[sharing]` shares the limits of several processes through a server:
 //!
 //! ```toml
 //! [sharing]

@@ -34,6 +34,20 @@ fn description_states_the_limit() {
 }
 
 #[test]
+fn guaranteed_share_divides_rates_and_windows() {
+    let third = |algorithm: Algorithm| algorithm.guaranteed_share(3);
+    let bucket = |rate, burst| Algorithm::token_bucket(rate, burst).unwrap();
+    assert_eq!(third(bucket("300/s", 10)), Ok(bucket("100/s", 4)));
+    assert_eq!(third(bucket("100/s", 1)), Ok(bucket("100/3s", 1)));
+    let hour = |limit| Algorithm::SlidingCounter {
+        limit,
+        window: Duration::from_secs(3_600),
+    };
+    assert_eq!(third(hour(1_000)), Ok(hour(333)));
+    assert!(third(hour(2)).is_err());
+}
+
+#[test]
 fn parameters_out_of_range_are_rejected() {
     assert!(Algorithm::token_bucket("1/s", 0).is_err());
     let window = Duration::from_secs(1);

@@ -5,7 +5,6 @@ mod handling;
 use std::time::Duration;
 
 use super::*;
-use crate::Algorithm;
 
 const VALID: &str = r#"
     unknown = "default"
@@ -226,38 +225,9 @@ fn errors_have_the_line_of_the_key() {
     let expected = ["line 11", "line 17", "line 18", "line 2", "line 9"];
     assert_eq!(lines, expected, "{errors:#?}");
     let ConfigErrors(errors) = Rules::parse(&format!("{VALID}\n[limit.a]")).unwrap_err();
-    let expected = "line 16: the file: unknown key `limit`, expected one of `unknown`, `share`, `limits`, `sharing`";
+    let expected =
+        "line 16: the file: unknown key `limit`, expected one of `unknown`, `limits`, `sharing`";
     assert_eq!(errors, [expected]);
-}
-
-#[test]
-fn guaranteed_share_divides_rates_and_windows() {
-    let text = "share = \"1/3\"\n\
-        [limits.a]\n\
-        rules = [ { id = \"even\", rate = \"300/s\", burst = 10 }, { id = \"odd\", rate = \"100/s\" }, \
-        { id = \"hour\", rate = \"1000/h\", algorithm = \"sliding_counter\" } ]\n";
-    let rules = Rules::parse(text).unwrap();
-    let algorithms: Vec<_> = rules.limits[0]
-        .rules
-        .iter()
-        .map(|rule| rule.limit.algorithm)
-        .collect();
-    let expected = [
-        Algorithm::token_bucket("100/s", 4).unwrap(),
-        Algorithm::token_bucket("100/3s", 1).unwrap(),
-        Algorithm::SlidingCounter {
-            limit: 333,
-            window: Duration::from_secs(3600),
-        },
-    ];
-    assert_eq!(algorithms, expected);
-    for invalid in ["3", "1/0", "2/3", "1/1001", ""] {
-        let text = text.replace("1/3", invalid);
-        check_all(&text, &["share: invalid share"]);
-    }
-    let few = "share = \"1/3\"\n[limits.a]\n\
-        rules = [ { id = \"few\", rate = \"2/h\", algorithm = \"sliding_log\" } ]\n";
-    assert!(Rules::parse(few).is_err());
 }
 
 #[test]
@@ -293,10 +263,6 @@ fn errors_of_sharing_contain_no_passwords() {
         (
             "[sharing]\nredis = \"x\"\ngroup = \"g\"",
             "sharing: missing field `mode`",
-        ),
-        (
-            "share = \"1/2\"\n[sharing]\nmode = \"lease\"",
-            "share: share and [sharing] are mutually exclusive",
         ),
         (
             "[sharing]\nmode = \"lease\"\nredis = \"x\"\ngroup = \"a b\"",

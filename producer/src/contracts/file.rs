@@ -28,7 +28,7 @@
 //! ```
 //!
 //! `limit` takes the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also
-//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
+//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `[limits.NAME]` and `[sharing]`.
 
 mod values;
 
@@ -115,7 +115,7 @@ pub(crate) const NO_LIMITS: Rules = Rules {
 };
 
 /// The top-level keys of a limits file.
-const LIMIT_KEYS: [&str; 4] = ["unknown", "share", "limits", "sharing"];
+const LIMIT_KEYS: [&str; 3] = ["unknown", "limits", "sharing"];
 
 /// The top-level keys that are not tables.
 #[derive(Default, Deserialize)]
