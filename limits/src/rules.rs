@@ -31,7 +31,6 @@
 //! redis = "redis://10.0.0.5:6379" # or rediss:// with tls_ca = "FILE", and tls_cert and tls_key for a client certificate
 //! group = "eu"                   # processes with the same group share limits of the same name
 //! refresh = "1s"                 # defaults from here on; members_max has no default
-//! ttl = "3s"
 //! timeout = "50ms"
 //! forget_after = "1day"
 //! ```

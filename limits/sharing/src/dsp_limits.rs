@@ -107,7 +107,6 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
 pub fn lease_config(sharing: &Sharing, member: &str) -> Result<lease::Config, String> {
     let terms = Terms {
         refresh: Terms::micros(sharing.refresh),
-        ttl: Terms::micros(sharing.ttl),
         timeout: Terms::micros(sharing.timeout),
         forget_after: Terms::micros(sharing.forget_after),
         members_max: sharing.members_max.unwrap_or(0),

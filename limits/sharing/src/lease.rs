@@ -263,7 +263,7 @@ async fn send(
 pub fn arguments(terms: &Terms, request: &LeaseRequest) -> Vec<String> {
     let times = [
         terms.refresh,
-        terms.ttl,
+        terms.ttl(),
         terms.timeout,
         terms.forget_after,
         terms.members_max,

@@ -67,7 +67,7 @@ impl SharePlan {
             return ShareState::Guaranteed;
         };
         match now.saturating_sub(*sent) {
-            age if age < self.terms.ttl => ShareState::Ok,
+            age if age < self.terms.ttl() => ShareState::Ok,
             age if age < self.terms.fallback_after() => ShareState::Expired,
             age if age < self.terms.forget_after => ShareState::Fallback,
             _ => ShareState::Guaranteed,
@@ -100,7 +100,7 @@ impl SharePlan {
         let Some((sent, _)) = &self.granted else {
             return Some(self.began + terms.guaranteed_after()).filter(|at| *at > now);
         };
-        let ages = [terms.ttl, terms.fallback_after(), terms.forget_after];
+        let ages = [terms.ttl(), terms.fallback_after(), terms.forget_after];
         ages.iter().map(|age| sent + age).find(|at| *at > now)
     }
 

@@ -12,8 +12,6 @@ pub const WHOLE: u64 = 1_000_000;
 pub struct Terms {
     /// Interval between a member's requests.
     pub refresh: u64,
-    /// Duration of a lease. The member counts it from before it sends the request.
-    pub ttl: u64,
     /// How long a member waits for a reply. It ignores later replies.
     pub timeout: u64,
     /// How long a member keeps its fallback share without a reply from the server.
@@ -28,8 +26,7 @@ impl Terms {
     /// # Errors
     /// The first constraint that they violate.
     pub fn checked(self) -> Result<Self, &'static str> {
-        let is_renewed = (3 * self.refresh..=10 * self.refresh).contains(&self.ttl);
-        let is_known = (20 * self.ttl..=30 * 86_400_000_000).contains(&self.forget_after);
+        let is_known = (20 * self.ttl()..=30 * 86_400_000_000).contains(&self.forget_after);
         let is_in_time = (1..=self.refresh / 2).contains(&self.timeout);
         let rules = [
             (
@@ -38,17 +35,21 @@ impl Terms {
             ),
             // A reply must arrive before the next request is sent.
             (is_in_time, "invalid timeout: use at most half of refresh"),
-            (is_renewed, "invalid ttl: use 3 to 10 times refresh"),
             // Otherwise the server would remove members that are only slow.
             (
                 is_known,
-                "invalid forget_after: use at least 20 times ttl, up to 30 days",
+                "invalid forget_after: use at least 60 times refresh, up to 30 days",
             ),
         ];
         match rules.iter().find(|(holds, _)| !holds) {
             Some((_, rule)) => Err(rule),
             None => Ok(self),
         }
+    }
+
+    /// Duration of a lease. The member counts it from before it sends the request.
+    pub fn ttl(&self) -> u64 {
+        3 * self.refresh
     }
 
     /// How far the server's clock may jump forward undetected during a lease, plus tolerance for clocks of different speeds.
@@ -58,7 +59,7 @@ impl Terms {
 
     /// How long the server reserves a lease after granting it.
     pub fn reserved_for(&self) -> u64 {
-        self.ttl + self.margin()
+        self.ttl() + self.margin()
     }
 
     /// Time without a request after which the server reserves the member's fallback share.

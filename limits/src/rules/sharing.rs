@@ -27,9 +27,6 @@ pub struct Sharing {
     /// Interval between requests for shares.
     #[serde(default, deserialize_with = "time")]
     pub refresh: Duration,
-    /// Duration of a lease.
-    #[serde(default, deserialize_with = "time")]
-    pub ttl: Duration,
     /// Maximum response time of the server.
     #[serde(default, deserialize_with = "time")]
     pub timeout: Duration,
@@ -57,7 +54,6 @@ impl Sharing {
             }
         };
         set(&mut self.refresh, Duration::from_secs(1));
-        set(&mut self.ttl, self.refresh * 3);
         set(
             &mut self.timeout,
             Duration::from_millis(50).min(self.refresh / 2),

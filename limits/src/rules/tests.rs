@@ -242,7 +242,7 @@ fn errors_of_sharing_contain_no_passwords() {
     let sharing = rules.sharing.clone().unwrap();
     assert_eq!(sharing.mode, SharingMode::Lease);
     assert_eq!((&*sharing.group, sharing.members_max), ("eu", Some(4)));
-    assert_eq!(sharing.ttl, Duration::from_secs(3));
+    assert_eq!(sharing.refresh, Duration::from_secs(1));
     assert!(!format!("{rules:?} {rules}").contains("secret"));
     assert!(rules.to_string().contains("shared by group eu"), "{rules}");
     let unclosed = Rules::parse(&text("[sharing]\nredis = \"redis://me:secret@x")).unwrap_err();
@@ -277,8 +277,8 @@ fn errors_of_sharing_contain_no_passwords() {
             "sharing.members_max: invalid value, expected u64",
         ),
         (
-            "[sharing]\nttl = \"redis://me:secret@x\"",
-            "sharing.ttl: invalid value: write a number and",
+            "[sharing]\nrefresh = \"redis://me:secret@x\"",
+            "sharing.refresh: invalid value: write a number and",
         ),
         (
             "[sharing]\nmode = \"lease\"\nredis = \"x\"\ngroup = \"g\"\nmembers_max = 0",

@@ -109,7 +109,7 @@ impl Inlet {
         let lease = self.state().leased.as_ref().map(|it| Arc::clone(&it.lease));
         let Some(lease) = lease else { return };
         let user = LeaseUser {
-            timeout: lease.config().terms.ttl * 1000,
+            timeout: lease.config().terms.ttl() * 1000,
             inlet: self,
             since: Instant::now(),
         };

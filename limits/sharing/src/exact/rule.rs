@@ -13,17 +13,21 @@ use crate::server::{ServerError, number, text};
 
 /// A limit in the format of the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExactRule(Kind);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub enum ExactRule {
+    /// A rate in lowest terms, with a burst.
     TokenBucket {
+        /// Requests of the rate.
         requests: u64,
+        /// Microseconds of the rate.
         micros: u64,
+        /// Maximum number of requests of one call.
         burst: u64,
     },
+    /// A window aligned to the clock.
     Window {
+        /// Maximum number of requests.
         limit: u64,
+        /// Length in microseconds.
         micros: u64,
     },
 }
@@ -54,7 +58,6 @@ impl ExactRule {
             _ => Err("exact mode requires a period of whole microseconds".to_owned()),
         };
         let token_bucket = |rate: limits::Rate, burst: u64| {
-            // In lowest terms, in microseconds.
             let (requests, nanos) = rate.written();
             let micros = micros(nanos)?;
             let divisor = gcd(requests, micros);
@@ -63,7 +66,7 @@ impl ExactRule {
                 .checked_mul(burst + 1)
                 .is_some_and(|it| it < NUMBER_MAX);
             match fits {
-                true => Ok(Kind::TokenBucket {
+                true => Ok(Self::TokenBucket {
                     requests,
                     micros,
                     burst,
@@ -73,7 +76,7 @@ impl ExactRule {
                 }
             }
         };
-        let kind = match limit.algorithm {
+        match limit.algorithm {
             Algorithm::TokenBucket { rate, burst } => token_bucket(rate, burst),
             Algorithm::FixedWindow {
                 limit,
@@ -81,45 +84,44 @@ impl ExactRule {
                 aligned: Alignment::Clock,
             } => {
                 let micros = micros(Time::from(window).0)?;
-                Ok(Kind::Window { limit, micros })
+                Ok(Self::Window { limit, micros })
             }
             algorithm => Err(format!(
                 "a {} cannot use exact mode: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\"",
                 algorithm.name()
             )),
-        };
-        Ok(Self(kind?))
+        }
     }
 
     /// Maximum number of requests of one call.
     pub fn max_burst(&self) -> u64 {
-        match self.0 {
-            Kind::TokenBucket { burst, .. } => burst,
-            Kind::Window { limit, .. } => limit,
+        match *self {
+            Self::TokenBucket { burst, .. } => burst,
+            Self::Window { limit, .. } => limit,
         }
     }
 
     /// Maximum time in microseconds for which a call affects decisions, if no call had to wait.
     pub fn lookback_micros(&self) -> u64 {
-        match self.0 {
-            Kind::TokenBucket {
+        match *self {
+            Self::TokenBucket {
                 requests,
                 micros,
                 burst,
             } => micros.saturating_mul(burst).div_ceil(requests),
-            Kind::Window { micros, .. } => micros,
+            Self::Window { micros, .. } => micros,
         }
     }
 
     /// The script's arguments for `requests` requests under this rule.
     pub fn arguments(&self, requests: u64) -> [String; 5] {
-        let (kind, numbers) = match self.0 {
-            Kind::TokenBucket {
+        let (kind, numbers) = match *self {
+            Self::TokenBucket {
                 requests,
                 micros,
                 burst,
             } => ("pace", [requests, micros, burst]),
-            Kind::Window { limit, micros } => ("window", [limit, micros, 0]),
+            Self::Window { limit, micros } => ("window", [limit, micros, 0]),
         };
         let [a, b, c] = numbers.map(|it| it.to_string());
         let requests = requests.min(NUMBER_MAX).to_string();

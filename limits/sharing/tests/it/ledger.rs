@@ -59,7 +59,6 @@ impl World {
 fn terms(members_max: u64) -> Terms {
     Terms {
         refresh: 1_000_000,
-        ttl: 3_000_000,
         timeout: 50_000,
         forget_after: 24 * 3_600_000_000,
         members_max,

@@ -332,7 +332,6 @@ async fn lease_script_matches_the_model(operations: usize) {
     while done < operations {
         let terms = Terms {
             refresh: 10_000,
-            ttl: 30_000,
             timeout: 5_000,
             forget_after: 600_000,
             members_max: [0, 6][random.usize(0..2)],

@@ -25,7 +25,6 @@ const LIMITS: [&str; 3] = ["a", "b", "c"];
 fn terms(members_max: u64) -> Terms {
     let terms = Terms {
         refresh: SECOND,
-        ttl: 3 * SECOND,
         timeout: 50_000,
         forget_after: 60 * SECOND,
         members_max,

@@ -144,7 +144,6 @@ impl World {
     pub(crate) fn start(refresh: u64, servers: [Address; 4]) -> Self {
         let terms = Terms {
             refresh,
-            ttl: 3 * refresh,
             timeout: refresh / 2,
             forget_after: 24 * 3_600_000_000,
             members_max: 0,
