@@ -112,15 +112,12 @@ impl LimitedCall {
                 "`n` is not a query parameter here: set it in the body",
             ));
         }
-        let (mut interval, mut requests) = (query.interval, query.requests);
         let kind = match endpoint {
             Endpoint::Delay => CallKind::Delay {
                 requests: number_of_requests(query.n)?,
             },
             Endpoint::Reserve => {
                 let body: Reserve = read(body)?;
-                interval = interval.or(body.interval);
-                requests = requests.or(body.requests);
                 CallKind::Reserve {
                     requests: number_of_requests(body.n)?,
                     max_wait: body.max_wait()?,
@@ -129,8 +126,6 @@ impl LimitedCall {
             }
             Endpoint::Increment => {
                 let body: Increment = read(body)?;
-                interval = interval.or(body.interval);
-                requests = requests.or(body.requests);
                 CallKind::Increment {
                     requests: number_of_requests(body.n)?,
                     at: body.at()?,
@@ -156,7 +151,7 @@ impl LimitedCall {
                 }
             }
         };
-        let rule = match (interval, requests) {
+        let rule = match (query.interval, query.requests) {
             (None, None) => None,
             (Some(interval), Some(requests)) => {
                 Some(CallRule::new(interval, requests).map_err(invalid)?)
@@ -314,38 +309,16 @@ impl Query {
 #[serde(deny_unknown_fields)]
 struct Increment {
     n: Option<u64>,
-    interval: Option<u64>,
-    requests: Option<u64>,
-    at: Option<Time>,
-}
-
-/// Seconds since 1970, or a time of RFC 3339.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Time {
-    Seconds(f64),
-    Text(String),
+    at: Option<String>,
 }
 
 impl Increment {
     /// Time of the calls in nanoseconds since 1970; 0 for earlier times, which have no effect anyway.
     fn at(&self) -> Result<Option<u64>, Problem> {
-        let seconds = match &self.at {
-            None => return Ok(None),
-            Some(Time::Seconds(seconds)) => *seconds,
-            Some(Time::Text(text)) => match text.parse::<Timestamp>() {
-                Ok(at) => return Ok(Some(nanos(at))),
-                Err(_) => f64::NAN,
-            },
-        };
-        if !seconds.is_finite() {
-            return Err(invalid(
-                "invalid `at`: use Unix seconds, or a time such as 2026-11-22T10:00:59.5Z",
-            ));
-        }
-        let since_1970 = Duration::try_from_secs_f64(seconds.max(0.0));
-        let nanos = since_1970.map(|it| u64::try_from(it.as_nanos()).unwrap_or(u64::MAX));
-        Ok(Some(nanos.unwrap_or(u64::MAX)))
+        let at = self.at.as_deref().map(str::parse::<Timestamp>).transpose();
+        let example = "2026-11-22T10:00:59.5Z";
+        let at = at.map_err(|_| invalid(format!("invalid `at`: use a time such as {example}")))?;
+        Ok(at.map(nanos))
     }
 }
 
@@ -354,8 +327,6 @@ impl Increment {
 #[serde(deny_unknown_fields)]
 struct Reserve {
     n: Option<u64>,
-    interval: Option<u64>,
-    requests: Option<u64>,
     max_wait: Option<f64>,
     wait: Option<bool>,
 }

@@ -58,10 +58,7 @@ fn unknown_fields_and_invalid_values_are_rejected() {
     for (at, expected) in [
         ("\"2600-01-01T00:00:00Z\"", u64::MAX),
         ("\"1960-01-01T00:00:00Z\"", 0),
-        ("1700000000", 1_700_000_000_000_000_000),
-        ("1700000000.5", 1_700_000_000_500_000_000),
-        ("-1", 0),
-        ("1e300", u64::MAX),
+        ("\"2023-11-14T23:13:20.5+01:00\"", 1_700_000_000_500_000_000),
     ] {
         let body = format!("{{\"at\": {at}}}");
         let increment: Increment = read(body.as_bytes()).unwrap();
@@ -71,8 +68,7 @@ fn unknown_fields_and_invalid_values_are_rejected() {
         "\"now\"",
         "\"1700000000\"",
         "\"\"",
-        "\"NaN\"",
-        "\"inf\"",
+        "1700000000",
         "true",
         "[]",
     ] {
@@ -98,11 +94,10 @@ fn unknown_fields_and_invalid_values_are_rejected() {
     ] {
         assert!(call(Endpoint::Delay, invalid, b"").is_err(), "{invalid}");
     }
-    let body = b"{\"interval\": 60, \"requests\": 100}";
-    let query = "interval=60&requests=100";
-    let rule = call(Endpoint::Increment, "", body).unwrap().rule;
-    assert_eq!(rule, call(Endpoint::Delay, query, b"").unwrap().rule);
-    assert!(rule.is_some());
+    for endpoint in [Endpoint::Delay, Endpoint::Reserve, Endpoint::Increment] {
+        let call = call(endpoint, "interval=60&requests=100", b"").unwrap();
+        assert_eq!(call.rule, Some(CallRule::new(60, 100).unwrap()));
+    }
 }
 
 #[test]

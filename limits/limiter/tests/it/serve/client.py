@@ -50,7 +50,7 @@ unauthorized = delay.sync("a", "k", client=Client(base_url=url))
 assert isinstance(unauthorized, Problem) and unauthorized.status == 401, unauthorized
 
 for _ in range(2):
-    counted = increment.sync("called", "k", client=client, body=Increment(interval=3600, requests=2))
+    counted = increment.sync("called", "k", client=client, interval=3600, requests=2, body=Increment())
     assert isinstance(counted, Counted) and counted.counted, counted
 slot = delay.sync("called", "k", client=client, interval=3600, requests=2)
 assert isinstance(slot, Slot) and slot.wait > 3000, slot
