@@ -165,7 +165,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         decision
     }
 
-    /// The earliest slot of a call at `now`, and the binding limit. Changes nothing.
+    /// The earliest slot, not before `from`, of a call at `now`, and the binding limit. Changes nothing.
     ///
     /// ```
     /// use limits::{Algorithm, Demand, Limits, Refusal};
@@ -173,9 +173,9 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// let mut limits = Limits::new(100);
     /// let limit = limits.add(Algorithm::token_bucket("10/s", 5)?)?;
     /// let demand = |requests| [Demand { limit, key: "alice", requests }];
-    /// assert_eq!(limits.peek(&demand(5), 0), Ok((0, None)));
+    /// assert_eq!(limits.peek(&demand(5), 0, 0), Ok((0, None)));
     /// // No call can exceed the burst, however long it waits.
-    /// assert_eq!(limits.peek(&demand(6), 0), Err((limit, Refusal::TooMany { max: 5 })));
+    /// assert_eq!(limits.peek(&demand(6), 0, 0), Err((limit, Refusal::TooMany { max: 5 })));
     /// # Ok::<(), limits::RateError>(())
     /// ```
     ///
@@ -185,21 +185,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// # Panics
     /// Like [`reserve`](Self::reserve).
     pub fn peek(
-        &self,
-        demands: &[Demand<K>],
-        now: u64,
-    ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
-        self.peek_from(demands, 0, now)
-    }
-
-    /// Like [`peek`](Self::peek), for a call that must not be made before `from`.
-    ///
-    /// # Errors
-    /// Like [`peek`](Self::peek).
-    ///
-    /// # Panics
-    /// Like [`reserve`](Self::reserve).
-    pub fn peek_from(
         &self,
         demands: &[Demand<K>],
         from: u64,

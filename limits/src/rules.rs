@@ -53,7 +53,7 @@ use std::fmt;
 pub use toml::Table;
 
 pub use self::{
-    handling::{Handling, Mode, RequeuePolicy},
+    handling::{Handling, Mode, RequeuePolicy, Shape},
     sharing::{Sharing, SharingMode},
     tables::Tables,
 };

@@ -420,7 +420,7 @@ pub(crate) fn queue_bytes_max(rules: &Rules) -> u64 {
     let shaped = limits.filter(|(_, limit)| limit.handling.mode == Mode::Shape);
     let queues = shaped.map(|(index, limit)| {
         let count = limit.keys.len() as u64 + unlisted(index);
-        limit.handling.queue_bytes.saturating_mul(count)
+        limit.handling.shape.queue_bytes.saturating_mul(count)
     });
     queues.fold(0, u64::saturating_add)
 }

@@ -7,16 +7,12 @@ use serde::{Deserialize, Deserializer, de::Error};
 use crate::rate::{Bytes, Parsed, Time};
 
 /// How the process that enforces a limit handles calls over it. This crate only decides when a call may be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Handling {
     /// The mode. The other fields apply only to [`Mode::Shape`].
     pub mode: Mode,
-    /// Maximum wait of a reservation. Calls that would wait longer are rescheduled later.
-    pub max_wait: Duration,
-    /// Age at which a waiting call becomes overdue, at least `max_wait`.
-    pub max_age: Duration,
-    /// Queue capacity of each key.
-    pub queue_bytes: u64,
+    /// Queues of waiting calls.
+    pub shape: Shape,
     /// Requeueing of overdue calls.
     pub requeue: RequeuePolicy,
 }
@@ -52,45 +48,33 @@ pub struct RequeuePolicy {
     pub share_permille: u16,
 }
 
-/// The table `shape`.
-#[derive(Deserialize)]
+/// How calls wait for their slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
-pub(super) struct Shape {
+pub struct Shape {
+    /// Maximum wait of a reservation. Calls that would wait longer are rescheduled later.
     #[serde(deserialize_with = "time")]
-    max_wait: Duration,
+    pub max_wait: Duration,
+    /// Age at which a waiting call becomes overdue, at least `max_wait`.
     #[serde(deserialize_with = "time")]
-    max_age: Duration,
-    queue_bytes: Parsed<Bytes>,
-}
-
-impl Default for Handling {
-    fn default() -> Self {
-        Self::new(Mode::default(), Shape::default(), RequeuePolicy::default())
-    }
+    pub max_age: Duration,
+    /// Queue capacity of each key.
+    #[serde(deserialize_with = "bytes")]
+    pub queue_bytes: u64,
 }
 
 impl Handling {
-    pub(super) fn new(mode: Mode, shape: Shape, requeue: RequeuePolicy) -> Self {
-        Self {
-            mode,
-            max_wait: shape.max_wait,
-            max_age: shape.max_age,
-            queue_bytes: shape.queue_bytes.0.0,
-            requeue,
-        }
-    }
-
     /// The fields that are out of range, and their valid ranges.
     pub(super) fn errors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         const HOUR: Duration = Duration::from_secs(3_600);
         const DAY: Duration = Duration::from_secs(86_400);
-        let requeue = &self.requeue;
-        let has_valid_queue = (64 << 10..=16 << 30).contains(&self.queue_bytes);
+        let (shape, requeue) = (&self.shape, &self.requeue);
+        let has_valid_queue = (64 << 10..=16 << 30).contains(&shape.queue_bytes);
         let has_valid_count = requeue.requeues_max <= 64;
-        let has_valid_age = self.max_wait <= self.max_age;
+        let has_valid_age = shape.max_wait <= shape.max_age;
         let bounds = [
-            (self.max_wait <= HOUR, "shape.max_wait", "up to 1h"),
-            (self.max_age <= DAY, "shape.max_age", "up to 1day"),
+            (shape.max_wait <= HOUR, "shape.max_wait", "up to 1h"),
+            (shape.max_age <= DAY, "shape.max_age", "up to 1day"),
             (has_valid_age, "shape.max_age", "at least max_wait"),
             (has_valid_queue, "shape.queue_bytes", "64KiB to 16GiB"),
             (requeue.base <= requeue.cap, "requeue.base", "up to cap"),
@@ -107,7 +91,7 @@ impl Default for Shape {
         Self {
             max_wait: Duration::from_secs(30),
             max_age: Duration::from_secs(60),
-            queue_bytes: Parsed(Bytes(64 << 20)),
+            queue_bytes: 64 << 20,
         }
     }
 }
@@ -125,6 +109,10 @@ impl Default for RequeuePolicy {
 
 pub(super) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     Parsed::<Time>::deserialize(from).map(|time| time.0.into())
+}
+
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    Parsed::<Bytes>::deserialize(from).map(|bytes| bytes.0.0)
 }
 
 /// Whole thousandths. The division rounds like the parser of decimal numbers, so that equal numbers are equal floats.

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, Unknown,
-    handling::Shape,
+    ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Shape, Sharing, Unknown,
     tables::{SHARING, Tables},
 };
 use crate::{
@@ -147,11 +146,11 @@ fn read_limit(
     } = read;
     let is_handled = mode.is_some() || shape.is_some() || requeue.is_some();
     let is_refined = shape.is_some() || requeue.is_some();
-    let handling = Handling::new(
-        mode.unwrap_or_default(),
-        shape.unwrap_or_default(),
-        requeue.unwrap_or_default(),
-    );
+    let handling = Handling {
+        mode: mode.unwrap_or_default(),
+        shape: shape.unwrap_or_default(),
+        requeue: requeue.unwrap_or_default(),
+    };
     for (field, range) in handling.errors() {
         let what = format!("out of range: use {range}");
         tables.error(&format!("{path}.{field}"), what);

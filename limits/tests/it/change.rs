@@ -113,7 +113,7 @@ fn usage_follows_a_changed_limit_by_carry_over() {
             .change_all(&[(limit, halved.into(), carry)], START)
             .unwrap();
         assert_eq!(
-            limits.peek(&one(limit, 0), START).unwrap().0 - START,
+            limits.peek(&one(limit, 0), 0, START).unwrap().0 - START,
             next.max(9 * SECOND * u64::from(next > 0))
         );
     }
@@ -305,7 +305,7 @@ fn step_window_counts_reports_at_the_time_of_the_call() {
     }
     let now = START + 3 * SECOND;
     assert_eq!(limits.remaining(limit, &0, now).requests, 0);
-    let (at, _) = limits.peek(&[demand(4)], now).unwrap();
+    let (at, _) = limits.peek(&[demand(4)], 0, now).unwrap();
     assert_eq!(at - START, 5 * SECOND);
     assert_eq!(limits.remaining(limit, &0, at).requests, 6);
     // Older reports have no effect, and future ones are rejected.

@@ -135,9 +135,7 @@ fn call_gets_the_earliest_slot_that_all_limits_admit() {
                     .all(|it| permits(kinds[*it], &with(&granted[place(*it)], (*at, requests))))
             };
             let expected = (from..).find(permitted).expect("a slot exists");
-            let (peeked, _) = limits
-                .peek_from(&demands, from, now)
-                .expect("a slot exists");
+            let (peeked, _) = limits.peek(&demands, from, now).expect("a slot exists");
             let decision = limits.reserve_from(&demands, from, now, Duration::MAX);
             let context = || format!("seed {seed}: {kinds:?} at {now}: {requests} of {of:?}");
             assert_eq!(decision.at(now), Some(expected), "{}", context());
@@ -260,11 +258,11 @@ fn booking_is_refused_while_the_list_is_full() {
     assert_eq!((limit, reason), (app, Refusal::Wait { retry_after }));
     // The earliest slot of the refused call is still reported.
     assert_eq!(
-        limits.peek(&both, now),
+        limits.peek(&both, 0, now),
         Ok((now + 4_097 * SECOND, Some(user)))
     );
     // The user's limit has not counted the refused call, and an entry is free once the first slot has passed.
-    let (next, _) = limits.peek(&[demand(user, 1)], now).unwrap();
+    let (next, _) = limits.peek(&[demand(user, 1)], 0, now).unwrap();
     assert_eq!(next, now + 4_097 * SECOND);
     let later = limits.reserve(&both, now + SECOND, day);
     assert_eq!(later.at(now + SECOND), Some(now + 4_097 * SECOND));

@@ -174,7 +174,7 @@ fn each_algorithm_matches_its_model() {
                 key: (),
                 requests,
             }];
-            let (at, _) = limits.peek(&demands, now).unwrap();
+            let (at, _) = limits.peek(&demands, 0, now).unwrap();
             let allowed = |at: u64| allows(&gone, requests.into(), at.into());
             // Rounding up to a whole nanosecond does not delay the next slot.
             let is_paced = matches!(
@@ -243,7 +243,7 @@ fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
         let begin = 1_000_000_000_000_007;
         let (mut now, mut went) = (begin, 0_u64);
         while went < 10_000 {
-            (now, _) = limits.peek(&demands, now).unwrap();
+            (now, _) = limits.peek(&demands, 0, now).unwrap();
             let decision = limits.reserve(&demands, now, Duration::ZERO);
             assert_eq!(decision, Decision::Now, "{algorithm:?}");
             went += 1;

@@ -186,7 +186,7 @@ fn no_window_exceeds_its_guarantee_and_peek_is_minimal() {
                 let requests = random.u64(1..=algorithm.max_burst().min(5));
                 let demands = one(limit, requests);
                 let max_wait_time = Duration::from_nanos(max_wait);
-                let Ok((at, _)) = limits.peek(&demands, reported) else {
+                let Ok((at, _)) = limits.peek(&demands, 0, reported) else {
                     // The queue is full.
                     let decision = limits.reserve(&demands, reported, max_wait_time);
                     assert!(
@@ -206,9 +206,9 @@ fn no_window_exceeds_its_guarantee_and_peek_is_minimal() {
                         assert!(at > seen + max_wait, "{algorithm:?}");
                         assert!(!retry_after.is_zero());
                         // The slot stays the same until its time.
-                        let copy = limits.peek(&demands, at - 1).unwrap().0;
+                        let copy = limits.peek(&demands, 0, at - 1).unwrap().0;
                         assert_eq!(copy, at, "{algorithm:?}");
-                        assert_eq!(limits.peek(&demands, at).unwrap().0, at, "{algorithm:?}");
+                        assert_eq!(limits.peek(&demands, 0, at).unwrap().0, at, "{algorithm:?}");
                     }
                     Decision::Refused { .. } => panic!("{decision:?}"),
                 }
@@ -249,7 +249,7 @@ fn step_window_admits_calls_up_to_a_step_later_than_a_sliding_log() {
                 log.pop_front();
             }
             let demands = one(id, 1);
-            let (at, _) = limits.peek(&demands, now).unwrap();
+            let (at, _) = limits.peek(&demands, 0, now).unwrap();
             let over = (log.len() + 1).saturating_sub(usize::try_from(limit).unwrap());
             let by_log = match over.checked_sub(1) {
                 Some(index) => log[index] + window,

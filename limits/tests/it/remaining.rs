@@ -59,12 +59,13 @@ fn remaining_requests_are_admitted_and_one_more_at_the_stated_time() {
                 limits.reserve(&one(limit, random.u64(1..=most)), now, max_wait);
                 let remaining = limits.remaining(limit, &0, now);
                 if remaining.requests > 0 {
-                    let goes = limits.peek(&one(limit, remaining.requests), now);
+                    let goes = limits.peek(&one(limit, remaining.requests), 0, now);
                     assert_eq!(goes, Ok((now, None)), "{algorithm:?}");
                 }
                 if remaining.requests == most {
                     assert_eq!(remaining.more_at, now, "{algorithm:?}");
-                } else if let Ok((at, _)) = limits.peek(&one(limit, remaining.requests + 1), now) {
+                } else if let Ok((at, _)) = limits.peek(&one(limit, remaining.requests + 1), 0, now)
+                {
                     // A full queue has no slot.
                     assert_eq!(at, remaining.more_at, "{algorithm:?}");
                     assert!(at > now, "{algorithm:?}");

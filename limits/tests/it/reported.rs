@@ -32,7 +32,7 @@ fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
 
 fn next(limits: &Limits<u32>, id: LimitId) -> u64 {
     let (at, _) = limits
-        .peek(&[demand(id, 0, 1)], START)
+        .peek(&[demand(id, 0, 1)], 0, START)
         .expect("a slot exists");
     at - START
 }
@@ -194,7 +194,7 @@ fn report_empties_a_half_full_bucket() {
     let id = limits.add(bucket("1/s", 1)).unwrap();
     for now in [START, START + SECOND / 2] {
         limits.record(&[demand(id, 0, 1)], now, now).unwrap();
-        let found = limits.peek(&[demand(id, 0, 1)], now);
+        let found = limits.peek(&[demand(id, 0, 1)], 0, now);
         assert_eq!(found, Ok((now + SECOND, Some(id))));
     }
 }
@@ -217,7 +217,7 @@ fn reports_in_several_steps_do_not_overflow() {
     for (second, next) in [(2, 10), (11, 1), (12, 0)] {
         let now = START + second * SECOND;
         let (at, _) = limits
-            .peek(&[demand(id, 0, 1)], now)
+            .peek(&[demand(id, 0, 1)], 0, now)
             .expect("a slot exists");
         assert_eq!(at - now, next * SECOND, "{second}");
     }

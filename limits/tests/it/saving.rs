@@ -118,7 +118,7 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
     let choice = random.u8(..8);
     let decided = both.each_mut().map(|limits| match choice {
         0 => format!("{:?}", limits.record(&demands, at, now)),
-        1 => format!("{:?}", limits.peek_from(&demands, from, now)),
+        1 => format!("{:?}", limits.peek(&demands, from, now)),
         2 => format!("{:?}", limits.remaining(ids[0], &key, now)),
         _ => {
             format!("{:?}", limits.reserve_from(&demands, from, now, max_wait))
@@ -278,7 +278,7 @@ fn call_is_not_made_before_its_minimum_time() {
     let demands = [demand(id, 1, 1)];
     let from = START + 5 * SECOND;
     let max_wait = Duration::from_secs(5);
-    assert_eq!(limits.peek_from(&demands, from, START), Ok((from, None)));
+    assert_eq!(limits.peek(&demands, from, START), Ok((from, None)));
     let refused = limits.reserve_from(&demands, from + 1, START, max_wait);
     assert!(matches!(refused, Decision::Refused { .. }));
     let waiting = Decision::At {

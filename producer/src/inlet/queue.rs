@@ -100,7 +100,7 @@ impl DspQueue {
     pub(super) fn police(&mut self, limits: &mut Limits<u32>, now: u64) -> Admission {
         const LOOKAHEAD: Duration = Duration::from_nanos(2 * LOOKAHEAD_NANOS);
         let own = &self.config.demands[..self.config.own_count];
-        let decision = match limits.peek(own, now) {
+        let decision = match limits.peek(own, 0, now) {
             Ok((at, _)) if at <= now => limits.reserve(&self.config.demands, now, LOOKAHEAD),
             // Some algorithms charge refused requests too.
             _ => limits.reserve(own, now, Duration::ZERO),
@@ -210,7 +210,7 @@ impl DspQueue {
     /// `max_wait`.
     fn queue_or_defer(&mut self, entered: u64, now: u64, active_queues: u64) -> CookieState {
         let wait = self.expected_wait(now, active_queues);
-        if wait <= nanos(self.config.handling.max_wait) {
+        if wait <= nanos(self.config.handling.shape.max_wait) {
             self.cookies.end_of_fifo()
         } else {
             self.defer(entered, now, wait)
@@ -219,7 +219,7 @@ impl DspQueue {
 
     /// Releases up to `max` cookies whose slots are due. Cookies older than `max_age` become overdue instead.
     pub(super) fn release(&mut self, now: u64, max: usize, mut release: impl FnMut(QueuedCookie)) {
-        let max_age = nanos(self.config.handling.max_age);
+        let max_age = nanos(self.config.handling.shape.max_age);
         let mut released = 0;
         while released < max
             && let Some(&(_, at)) = self.cookies.fifo.first()
@@ -273,7 +273,7 @@ impl DspQueue {
     pub(super) fn due(&self) -> Option<u64> {
         let first = self.cookies.fifo.first().map(|(_, at)| {
             let entered = self.cookies.get(*at).entered;
-            let expiry = entered.saturating_add(nanos(self.config.handling.max_age));
+            let expiry = entered.saturating_add(nanos(self.config.handling.shape.max_age));
             let slot = self.slots.front().copied().unwrap_or(self.blocked_until);
             slot.min(expiry.saturating_add(1))
         });
@@ -313,7 +313,7 @@ impl DspQueue {
 
     /// Drops the oldest cookies while the queue exceeds `queue_bytes`.
     fn enforce_size(&mut self) {
-        while self.cookies.bytes() > self.config.handling.queue_bytes {
+        while self.cookies.bytes() > self.config.handling.shape.queue_bytes {
             let Some((_, at)) = self.cookies.oldest() else {
                 return;
             };

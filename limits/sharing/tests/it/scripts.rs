@@ -173,7 +173,7 @@ impl Call {
                     },
                 }
             }
-            exact::Operation::Peek => match core.peek_from(&demands, from, now) {
+            exact::Operation::Peek => match core.peek(&demands, from, now) {
                 Ok((at, rule)) => {
                     assert_eq!((reply.outcome, reply.at, named), (when(at), at, rule));
                 }
@@ -192,7 +192,7 @@ impl Call {
                 };
                 assert_eq!(reply.outcome, outcome);
                 if outcome != Outcome::TooEarly {
-                    let next = core.peek_from(&self.demands(numbers, true), from, now);
+                    let next = core.peek(&self.demands(numbers, true), from, now);
                     assert_eq!((reply.at, named), next.unwrap());
                 }
             }

@@ -24,9 +24,11 @@ fn omitted_keys_have_defaults() {
     check_handling("mode = \"police\"", of(Mode::Police));
     let shape = Handling {
         mode: Mode::Shape,
-        max_wait: Duration::from_secs(30),
-        max_age: Duration::from_secs(60),
-        queue_bytes: 64 * 1024 * 1024,
+        shape: Shape {
+            max_wait: Duration::from_secs(30),
+            max_age: Duration::from_secs(60),
+            queue_bytes: 64 * 1024 * 1024,
+        },
         requeue: RequeuePolicy {
             base: Duration::from_secs(30),
             cap: Duration::from_secs(15 * 60),
@@ -55,9 +57,11 @@ fn bounds_are_inclusive() {
     let hours = |hours: u64| Duration::from_secs(hours * 3_600);
     let minimum = Handling {
         mode: Mode::Shape,
-        max_wait: Duration::from_nanos(1),
-        max_age: Duration::from_nanos(1),
-        queue_bytes: 64 << 10,
+        shape: Shape {
+            max_wait: Duration::from_nanos(1),
+            max_age: Duration::from_nanos(1),
+            queue_bytes: 64 << 10,
+        },
         requeue: RequeuePolicy {
             base: Duration::from_nanos(1),
             cap: Duration::from_nanos(1),
@@ -75,9 +79,11 @@ fn bounds_are_inclusive() {
     );
     let maximum = Handling {
         mode: Mode::Shape,
-        max_wait: hours(1),
-        max_age: hours(24),
-        queue_bytes: 16 << 30,
+        shape: Shape {
+            max_wait: hours(1),
+            max_age: hours(24),
+            queue_bytes: 16 << 30,
+        },
         requeue: RequeuePolicy {
             base: hours(24),
             cap: hours(24),

@@ -65,7 +65,7 @@ impl DspQueue {
 
     /// Whether the FIFO has capacity for deferred cookies.
     fn has_capacity(&self, now: u64, active_queues: u64) -> bool {
-        let max_wait = nanos(self.config.handling.max_wait);
+        let max_wait = nanos(self.config.handling.shape.max_wait);
         self.cookies.fifo.len() < FIFO_MIN && self.expected_wait(now, active_queues) <= max_wait
     }
 
@@ -74,7 +74,7 @@ impl DspQueue {
         let wait = self.expected_wait(now, active_queues);
         let age = now.saturating_sub(entered);
         let age = age.saturating_add(wait);
-        if age > nanos(self.config.handling.max_age) {
+        if age > nanos(self.config.handling.shape.max_age) {
             self.make_overdue(at, now, OverdueReason::Wait);
         } else {
             let state = self.queue_or_defer(entered, now, active_queues);
@@ -89,7 +89,7 @@ impl DspQueue {
             return;
         }
         let excess = self.expected_wait(now, active_queues);
-        let excess = excess.saturating_sub(nanos(self.config.handling.max_wait));
+        let excess = excess.saturating_sub(nanos(self.config.handling.shape.max_wait));
         if excess > 0 {
             // The FIFO is full: retry when it may have drained.
             self.next_requeue = now.saturating_add(excess.max(LOOKAHEAD_NANOS));
@@ -107,7 +107,7 @@ impl DspQueue {
 
     /// State of a cookie that is deferred for its expected wait, but not beyond `max_age`.
     pub(super) fn defer(&self, entered: u64, now: u64, wait: u64) -> CookieState {
-        let expiry = entered.saturating_add(nanos(self.config.handling.max_age));
+        let expiry = entered.saturating_add(nanos(self.config.handling.shape.max_age));
         CookieState::Deferred(now.saturating_add(wait).min(expiry.saturating_add(1)))
     }
 

@@ -26,7 +26,7 @@ impl DspQueue {
                 return None;
             }
         }
-        let max_wait = self.config.handling.max_wait;
+        let max_wait = self.config.handling.shape.max_wait;
         let decision = limits.reserve(&self.config.demands, now, max_wait);
         match decision {
             Decision::Now => None,

@@ -213,7 +213,7 @@ impl EngineState {
 
     fn earliest(&self, call: &ResolvedCall, now: u64) -> Result<Slot, CallError> {
         let from = self.feedback.earliest(&call.counters, call.requests, now);
-        match self.core.peek_from(&call.demands, from, now) {
+        match self.core.peek(&call.demands, from, now) {
             Ok((at, rule)) => Ok(Slot {
                 at,
                 now,
@@ -255,7 +255,7 @@ impl EngineState {
                 let from = self.feedback.earliest(&call.counters, call.requests, now);
                 // A slot within the maximum wait is refused if the queue is full, or if the list of slots reserved
                 // after it is full. `retry_after` is the time until a retry can succeed.
-                let slot = self.core.peek_from(&call.demands, from, now).ok();
+                let slot = self.core.peek(&call.demands, from, now).ok();
                 let slot =
                     slot.filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > max_wait);
                 let wait = u64::try_from(retry_after.as_nanos()).unwrap_or(u64::MAX);
