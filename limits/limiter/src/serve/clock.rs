@@ -39,7 +39,9 @@ impl Clock {
 
     /// Jumps forward to this time, unless it has passed.
     pub fn advance_to(&self, nanos: u64) {
-        self.advance(nanos.saturating_sub(self.now()));
+        // Cannot overflow: the sum is a time of the system clock or of the restored state.
+        let ahead = nanos.saturating_sub(self.now());
+        self.started_unix_nanos.fetch_add(ahead, Ordering::Relaxed);
     }
 
     /// Nanoseconds since the Unix epoch.
@@ -65,7 +67,7 @@ impl Clock {
             .map(|(later, earlier)| Duration::from_nanos(later.saturating_sub(earlier)));
         if ahead > STEP_MIN {
             self.is_behind.store(false, Ordering::Relaxed);
-            self.advance(system - now);
+            self.advance_to(system);
             tracing::warn!(?ahead, "system clock jumped forward; following it");
             return;
         }
@@ -78,12 +80,6 @@ impl Clock {
             (true, false) => tracing::info!("system clock caught up with the limiter's clock"),
             _ => {}
         }
-    }
-
-    fn advance(&self, nanos: u64) {
-        // Cannot overflow: the sum is a time of the system clock or of the restored state.
-        let started = &self.started_unix_nanos;
-        started.fetch_add(nanos, Ordering::Relaxed);
     }
 }
 

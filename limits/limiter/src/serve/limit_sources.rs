@@ -158,22 +158,14 @@ impl LimitSources {
     fn activate(&self, effective: EffectiveLimits, rejected: Option<String>) {
         let before = self.effective();
         self.active.lock().rejected = rejected;
-        let changes = [
-            ("file", effective.file != before.file),
-            ("collection", effective.collection != before.collection),
-        ];
-        let changed = changes.iter().filter(|(_, is_changed)| *is_changed);
-        if changed.clone().next().is_none() {
+        if effective.file == before.file && effective.collection == before.collection {
             return;
         }
         let saved = effective::to_bytes(&effective.collection);
         let now = self.clock.now();
         self.engine.change(&effective.rules.limits, saved, now);
         self.active.lock().effective = Arc::new(effective);
-        let version = self.engine.version();
-        for (source, _) in changed {
-            tracing::info!(source, version, "limits changed");
-        }
+        tracing::info!(version = self.engine.version(), "limits changed");
     }
 }
 

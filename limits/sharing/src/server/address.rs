@@ -11,9 +11,6 @@ use tokio_util::either::Either;
 
 use super::{ServerError, tls};
 
-/// Schemes with TLS, and their counterparts without.
-const SECURE: [(&str, &str); 2] = [("rediss://", "redis://"), ("valkeys://", "valkey://")];
-
 /// Address and credentials of a server: `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `rediss://…` with TLS. `Debug` and `Display` show only
 /// host and port.
 #[derive(Clone)]
@@ -132,10 +129,8 @@ impl Address {
 
 /// The same URL without TLS; `None` unless it has TLS.
 fn without_tls(text: &str) -> Option<String> {
-    SECURE.iter().find_map(|(secure, plain)| {
-        let rest = text.trim().strip_prefix(secure)?;
-        Some(format!("{plain}{rest}"))
-    })
+    let rest = text.trim().strip_prefix("rediss://")?;
+    Some(format!("redis://{rest}"))
 }
 
 impl fmt::Debug for Address {
