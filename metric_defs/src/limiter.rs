@@ -85,7 +85,7 @@ pub const WAITING: MetricDef =
     MetricDef::gauge("limiter_waiting", "Reservations whose response is delayed.");
 pub const STATE_AGE: MetricDef = MetricDef::gauge(
     "limiter_state_age_seconds",
-    "Time since the last sync of the state to disk. Absent without --state.",
+    "Time since the last sync of the state to disk.",
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",

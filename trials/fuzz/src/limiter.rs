@@ -43,7 +43,6 @@ fn engine(limits: &[NamedLimit]) -> Engine {
         counters_max: 1_000,
         counters_bytes_max: 1 << 20,
         counted_by_server: false,
-        is_saved: true,
     };
     Engine::new(options, limits)
 }

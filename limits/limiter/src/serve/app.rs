@@ -44,7 +44,7 @@ const QUOTAS_NAMED_MAX: usize = 5;
 
 /// A running limiter.
 pub struct App {
-    saver: Option<Arc<Saver>>,
+    saver: Arc<Saver>,
     api: listen::Stage,
     saving: listen::Stage,
     /// Admin port, and tasks that end last.
@@ -119,25 +119,19 @@ impl App {
             let (service, stop) = (Arc::clone(&service), stop.clone());
             async move { service.http(request, &stop).await }
         };
-        let store_files = saver.as_ref().map_or(0, |_| open_files::of_store());
         let configured = [("--connections", config.api.connections)];
-        let [connections] = open_files::connections(store_files, configured);
+        let [connections] = open_files::connections(open_files::of_store(), configured);
         let limits = config.api.limits().with(connections);
         app.services
             .serve_api(listener, limits, &app.api, handler)?;
-        if let Some(saver) = saver {
-            let stop = app.saving.stop.clone();
-            app.saving.tasks.spawn(saver.run(stop));
-        }
+        let stop = app.saving.stop.clone();
+        app.saving.tasks.spawn(saver.run(stop));
         Ok(app)
     }
 
-    /// Returns when a write of the state has failed, which only a restart resolves. Never returns if no state is kept.
+    /// Returns when a write of the state has failed, which only a restart resolves.
     pub async fn state_failed(&self) {
-        match &self.saver {
-            Some(saver) => saver.wait_failed().await,
-            None => std::future::pending().await,
-        }
+        self.saver.wait_failed().await;
     }
 
     /// Finishes requests and syncs the state, within the drain timeout.
@@ -153,7 +147,7 @@ impl App {
             tracing::info!("closed connections with unfinished requests");
         }
         let is_over = self.saving.drain(end).await;
-        let saved = self.saver.is_none_or(|it| is_over && it.is_writable());
+        let saved = is_over && self.saver.is_writable();
         self.services.drain().await;
         if !saved {
             bail!("the state is not synced to disk; a machine failure would lose the latest usage");
@@ -165,14 +159,12 @@ impl App {
 
 impl admin::Pages for StateMetrics {
     fn components(&self) -> Vec<Component> {
-        let state = self.saver.as_ref().map(|saver| saver.state());
-        let none = || Ok("not kept; a restart resets every quota".to_owned());
         let limits = describe_limits(&self.usage(), self.rejected_limits());
         let sharing = self.decider.state();
         let sharing = sharing.map(|sharing| Component::new("sharing", sharing));
         [
             ready::drain(self.draining.is_cancelled()),
-            Component::new("state", state.unwrap_or_else(none)),
+            Component::new("state", self.saver.state()),
             Component::new("limits", Ok(limits)),
         ]
         .into_iter()

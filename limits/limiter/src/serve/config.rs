@@ -26,8 +26,8 @@ pub struct Config {
     pub limits: Option<Arc<Reloader<limits_file::File>>>,
     /// MongoDB collection with limits.
     pub collection: Option<Collection>,
-    /// State directory; `None` if no state is kept.
-    pub state: Option<PathBuf>,
+    /// State directory.
+    pub state: PathBuf,
     /// Maximum number of counters.
     pub counters: usize,
     /// Maximum bytes of sliding-log and step-window counters.
@@ -79,12 +79,11 @@ impl Settings for Args {
         let token_file =
             NamedFile::from_flag("--token-file", &api.token_file).map(tokens::File::new);
         let collection = collection(&limits, errors);
-        let has_state = limits.state.as_os_str() != "none";
         Config {
             tokens: token_file.and_then(|file| load_files(errors, file)),
             limits: limits_file.and_then(|file| load_files(errors, file)),
             collection,
-            state: has_state.then_some(limits.state),
+            state: limits.state,
             counters: limits.counters,
             counters_memory: limits.counters_memory,
             api,
@@ -151,11 +150,10 @@ mod tests {
 
     #[test]
     fn errors_are_reported_together() {
-        let errors = load(&["--counters=0", "--state=none", "--counters-memory=soon"]).unwrap_err();
+        let errors = load(&["--counters=0", "--counters-memory=soon"]).unwrap_err();
         for flag in ["--counters", "--counters-memory", "--limits"] {
             assert!(errors.contains(flag), "{flag}: {errors}");
         }
-        assert!(!errors.contains("--state"), "{errors}");
     }
 
     #[test]

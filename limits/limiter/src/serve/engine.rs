@@ -52,8 +52,6 @@ pub struct Options {
     pub counters_bytes_max: usize,
     /// Whether the server of `[sharing]` counts calls.
     pub counted_by_server: bool,
-    /// Whether [changes](Engine::take_changes) are recorded.
-    pub is_saved: bool,
 }
 
 /// A limit and the counter of a call under it.
@@ -178,16 +176,14 @@ impl Engine {
     /// Creates an engine with unused limits.
     pub fn new(options: Options, limits: &[NamedLimit]) -> Self {
         let mut core = Core::with_memory(options.counters_max, options.counters_bytes_max);
-        if options.is_saved {
-            core.track_changes();
-        }
+        core.track_changes();
         let mut state = EngineState {
             core,
             counted_by_server: options.counted_by_server,
             catalog: Catalog::default(),
             limits: Vec::new(),
             call_limits: Vec::new(),
-            feedback: FeedbackTable::new(options.is_saved),
+            feedback: FeedbackTable::default(),
             recent_usage: RecentUsage::default(),
             bookings: Bookings::default(),
             version: 0,

@@ -185,7 +185,6 @@ mod tests {
             counters_max: 9,
             counters_bytes_max: 9_000,
             counted_by_server: false,
-            is_saved: false,
         };
         let limits =
             "{\"b\": {\"keys\": [\"k\"], \"rules\": [{\"id\": \"r\", \"rate\": \"1/s\"}]}}";

@@ -41,7 +41,7 @@ pub(super) struct StateMetrics {
     pub(super) draining: CancellationToken,
     pub(super) sources: Arc<LimitSources>,
     pub(super) counters_max: usize,
-    pub(super) saver: Option<Arc<Saver>>,
+    pub(super) saver: Arc<Saver>,
     pub(super) decider: Decider,
 }
 
@@ -162,10 +162,7 @@ impl StateMetrics {
                 defs::VERSION_REFUSED,
                 Some(flag(self.rejected_limits().is_some())),
             ),
-            value(
-                defs::STATE_AGE,
-                self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
-            ),
+            value(defs::STATE_AGE, Some(self.saver.age().as_secs_f64())),
             value(
                 defs::CLOCK_BEHIND,
                 Some(self.decider.clock.behind().as_secs_f64()),

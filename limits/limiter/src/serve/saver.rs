@@ -249,7 +249,6 @@ mod tests {
             counters_max: 1,
             counters_bytes_max: 1,
             counted_by_server: false,
-            is_saved: true,
         };
         let engine = Arc::new(Engine::new(options, &[]));
         let store = Store::open(dir.path()).unwrap();

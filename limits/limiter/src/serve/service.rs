@@ -42,8 +42,8 @@ pub struct Service {
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Form of the rate-limit headers.
     pub fields: HeaderFormat,
-    /// Writes changes before the response; `None` if no state is kept.
-    pub saver: Option<Arc<Saver>>,
+    /// Writes changes before the response.
+    pub saver: Arc<Saver>,
     /// Metrics of requests.
     pub metrics: metrics::RequestMetrics,
 }
@@ -83,9 +83,8 @@ impl Service {
             first.limit = rule.limit_name(&first.limit);
         }
         let may_change = !matches!(call.kind, CallKind::Delay { .. });
-        let saver = self.saver.as_ref().filter(|_| may_change);
         let unsaved = || Err(problem::transient(NOT_SAVED, self.decider.clock.now()));
-        if saver.is_some_and(|saver| !saver.is_writable()) {
+        if may_change && !self.saver.is_writable() {
             return unsaved();
         }
         let decided = self
@@ -94,9 +93,7 @@ impl Service {
         let decided = decided.await;
         let decided_at = Instant::now();
         // Even a refused call can change a counter.
-        if let Some(saver) = saver
-            && !saver.wait_written().await
-        {
+        if may_change && !self.saver.wait_written().await {
             return unsaved();
         }
         let (mut slot, has_effect) = decided?;

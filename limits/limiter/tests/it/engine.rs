@@ -29,7 +29,6 @@ const OPTIONS: Options = Options {
     counters_max: 10_000,
     counters_bytes_max: usize::MAX,
     counted_by_server: false,
-    is_saved: true,
 };
 
 fn fresh(text: &str) -> Engine {

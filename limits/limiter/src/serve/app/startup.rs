@@ -1,6 +1,6 @@
 //! Startup: restores the usage of the limits.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use fjall::Slice;
@@ -19,18 +19,17 @@ use super::super::{
 /// Context of errors that only the operator can resolve.
 const UNUSABLE: &str = "cannot restore the state; restore the directory from a backup, or use an empty one to start with unused quotas";
 
-/// The decider, the sources of limits, and the saver of the state, if it is kept.
-pub(super) type Restored = (Decider, Arc<LimitSources>, Option<Arc<Saver>>);
+/// The decider, the sources of limits, and the saver of the state.
+pub(super) type Restored = (Decider, Arc<LimitSources>, Arc<Saver>);
 
 /// Opens the state directory, restores its records, and saves the changes made by the restore.
 pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Restored> {
     let has_collection = config.collection.is_some();
 
-    let path = config.state.as_deref();
-    let flag = || format!("--state: {}", path.unwrap_or(Path::new("none")).display());
-    let store = path.map(Store::open).transpose().with_context(flag)?;
-    let records = store.as_ref().map(Store::read).transpose();
-    let records = records.with_context(flag)?.unwrap_or_default();
+    let dir = config.state.display();
+    let flag = || format!("--state: {dir}");
+    let store = Store::open(&config.state).with_context(flag)?;
+    let records = store.read().with_context(flag)?;
     let saved = Engine::saved_sources(&records);
     let saved = saved.context(UNUSABLE).with_context(flag)?;
     let limits = initial_limits(file, saved, has_collection);
@@ -42,25 +41,20 @@ pub(super) fn restore_state(config: &Config, file: Table) -> anyhow::Result<Rest
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
         counted_by_server: exact(sharing).is_some(),
-        is_saved: store.is_some(),
     };
     let engine = Arc::new(Engine::new(options, &limits.rules.limits));
-    match path {
-        None => tracing::warn!("no state is kept: a restart resets every quota; set --state"),
-        Some(dir) if store.as_ref().is_some_and(|store| store.is_new) => {
-            tracing::info!(dir = %dir.display(), "no state yet; all quotas are unused");
-        }
-        Some(dir) if records.is_empty() => {
-            tracing::error!(dir = %dir.display(), "the state lost all its records; all quotas are unused");
-        }
-        Some(_) => restore(&engine, &clock, &records).with_context(flag)?,
+    if store.is_new {
+        tracing::info!(%dir, "no state yet; all quotas are unused");
+    } else if records.is_empty() {
+        tracing::error!(%dir, "the state lost all its records; all quotas are unused");
+    } else {
+        restore(&engine, &clock, &records).with_context(flag)?;
     }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
     let sources = LimitSources::new(limits, has_collection, Arc::clone(&engine), clock);
     let sources = Arc::new(sources);
-    let saver = store.map(|store| Saver::new(engine, store));
-    let saver = saver.transpose().with_context(flag)?.map(Arc::new);
-    Ok((decider, sources, saver))
+    let saver = Saver::new(engine, store).with_context(flag)?;
+    Ok((decider, sources, Arc::new(saver)))
 }
 
 fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow::Result<()> {

@@ -129,7 +129,7 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) limits_mongodb: String,
 
-    /// Directory for a record of how much of each quota is used; with `none`, a restart resets all quotas
+    /// Directory for a record of how much of each quota is used
     ///
     /// The directory is created if it is missing. Only one limiter can use a directory at a time.
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]

@@ -188,7 +188,6 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             counted_by_server: false,
-            is_saved: false,
         }
     }
 

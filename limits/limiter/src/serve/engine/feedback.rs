@@ -97,7 +97,7 @@ impl CounterFeedback {
 
 /// Feedback of all counters. Half of the [`COUNTERS_MAX`] entries are divided equally among all limits; the other half is
 /// first come, first served.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FeedbackTable {
     entries: HashMap<CounterKey, CounterFeedback, foldhash::fast::RandomState>,
     scanned_at: u64,
@@ -105,28 +105,18 @@ pub(super) struct FeedbackTable {
     by_limit: HashMap<Arc<str>, usize>,
     /// Number of active limits.
     limits: usize,
-    /// Counters changed since the last [`take_changes`](Self::take_changes); `None` if changes are not saved.
-    changed: Option<HashSet<CounterKey>>,
+    /// Counters changed since the last [`take_changes`](Self::take_changes).
+    changed: HashSet<CounterKey>,
 }
 
 impl FeedbackTable {
-    pub(super) fn new(is_saved: bool) -> Self {
-        Self {
-            entries: HashMap::default(),
-            scanned_at: 0,
-            by_limit: HashMap::new(),
-            limits: 0,
-            changed: is_saved.then(HashSet::new),
-        }
-    }
-
     /// Applies a response; returns whether it adds a restriction. A full table ignores it.
     pub(super) fn apply(&mut self, counter: &CounterKey, feedback: &Feedback, now: u64) -> bool {
         let mut refusals = 0;
         if let Some(entry) = self.entries.get_mut(counter) {
             // Any other status ends the sequence.
             if !matches!(feedback.status, 429 | 503) && std::mem::take(&mut entry.refusals) > 0 {
-                self.mark_changed(counter);
+                self.changed.insert(counter.clone());
             }
             let entry = &self.entries[counter];
             refusals = if entry.is_active(now) {
@@ -154,7 +144,7 @@ impl FeedbackTable {
             let until = now.saturating_add(nanos(wait.min(TTL_MAX)));
             entry.add(Restriction { until, remaining }, now);
         }
-        self.mark_changed(counter);
+        self.changed.insert(counter.clone());
         true
     }
 
@@ -168,14 +158,8 @@ impl FeedbackTable {
         &mut self,
         mut each: impl FnMut(&CounterKey, Option<&CounterFeedback>),
     ) {
-        for counter in self.changed.iter_mut().flat_map(std::mem::take) {
+        for counter in std::mem::take(&mut self.changed) {
             each(&counter, self.entries.get(&counter));
-        }
-    }
-
-    fn mark_changed(&mut self, counter: &CounterKey) {
-        if let Some(changed) = &mut self.changed {
-            changed.insert(counter.clone());
         }
     }
 
@@ -232,7 +216,7 @@ impl FeedbackTable {
             for restriction in entry.restrictions.iter_mut().filter(|it| it.until > at) {
                 restriction.remaining = restriction.remaining.saturating_sub(requests);
             }
-            self.mark_changed(counter);
+            self.changed.insert(counter.clone());
         }
     }
 
@@ -255,7 +239,7 @@ impl FeedbackTable {
                     restriction.remaining = restriction.remaining.saturating_add(requests);
                 }
             }
-            self.mark_changed(counter);
+            self.changed.insert(counter.clone());
         }
     }
 
@@ -281,9 +265,7 @@ impl FeedbackTable {
             if let Some(of_limit) = self.by_limit.get_mut(&counter.0) {
                 *of_limit -= 1;
             }
-            if let Some(changed) = &mut self.changed {
-                changed.insert(counter);
-            }
+            self.changed.insert(counter);
         }
     }
 
@@ -324,7 +306,7 @@ mod tests {
 
     #[test]
     fn restriction_only_lowers_the_limit_and_expires() {
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         let of = counters();
         assert!(table.apply(&of[0], &remaining(5, 10), 0));
         assert_eq!(table.earliest(&of, 5, 0), 0);
@@ -346,7 +328,7 @@ mod tests {
 
     #[test]
     fn pause_after_refusals_without_a_time_doubles_up_to_a_minute() {
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         let of = counters();
         let mut now = 0;
         for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
@@ -362,19 +344,19 @@ mod tests {
         assert!(!table.apply(&of[0], &accepted, now));
         assert!(table.apply(&of[0], &REFUSED, now));
         assert_eq!(table.earliest(&of, 1, now), now + SECOND);
-        assert!(!FeedbackTable::new(false).apply(&of[0], &accepted, 0));
+        assert!(!FeedbackTable::default().apply(&of[0], &accepted, 0));
         let with_time = Feedback {
             windows: vec![(0, seconds(7))],
             ..REFUSED
         };
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         assert!(table.apply(&of[0], &with_time, 0));
         assert_eq!(table.earliest(&of, 1, 0), 7 * SECOND);
     }
 
     #[test]
     fn short_and_long_restrictions_apply_until_their_own_ends() {
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         let of = counters();
         assert!(table.apply(&of[0], &remaining(4_000, 3_500), 0));
         assert!(table.apply(&of[0], &REFUSED, 0));
@@ -407,7 +389,7 @@ mod tests {
             windows: vec![(0, Duration::ZERO)],
             ..REFUSED
         };
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         assert!(table.apply(&counters()[0], &refused, 0));
         assert!(table.apply(&counters()[0], &refused, SECOND));
         assert_eq!(table.earliest(&counters(), 1, SECOND), 3 * SECOND);
@@ -415,7 +397,7 @@ mod tests {
 
     #[test]
     fn counters_of_one_limit_cannot_fill_the_table() {
-        let mut table = FeedbackTable::new(false);
+        let mut table = FeedbackTable::default();
         table.set_limits(4, |_| true);
         let mut apply = |limit: usize, counter: usize| {
             let [limit, counter] = [limit, counter].map(|it| Arc::from(it.to_string()));

@@ -307,7 +307,6 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             counted_by_server: true,
-            is_saved: false,
         };
         Engine::new(options, &Rules::parse(text).unwrap().limits)
     }

@@ -207,7 +207,7 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
     assert_eq!(quota(&unknown), [None; 3]);
     limiter.stop().await?;
 
-    let flags = ["--ratelimit-fields=ratelimit", "--state=none"];
+    let flags = ["--ratelimit-fields=ratelimit"];
     let mut limiter = Limiter::start(limits, &flags).await?;
     let mut client = limiter.client().await?;
     let response = client.get("/v1/limits/day/k/delay", &[]).await?;
