@@ -9,7 +9,7 @@ use limiter::{
     serve::{self, engine},
     trace::Trace,
 };
-use limits::rules::{ConfigErrors, Rules};
+use limits::rules::Rules;
 use runtime::settings::info_commands;
 
 fn main() -> ExitCode {
@@ -48,14 +48,7 @@ fn run(command: Command) -> Result<String> {
 fn read(file: &Path) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let rules = Rules::parse(&text).and_then(|rules| {
-        let errors = engine::errors(&rules);
-        if errors.is_empty() {
-            Ok(rules)
-        } else {
-            Err(ConfigErrors(errors))
-        }
-    });
+    let rules = Rules::parse(&text).and_then(engine::checked);
     rules.map_err(|errors| anyhow!("{} is invalid:\n{errors}", file.display()))
 }
 

@@ -123,9 +123,9 @@ pub fn limits_file(bytes: &[u8]) {
         Ok(rules) => rules,
         Err(errors) => return assert!(!errors.0.is_empty()),
     };
-    if !engine::errors(&rules).is_empty() {
+    let Ok(rules) = engine::checked(rules) else {
         return;
-    }
+    };
     let engine = engine(&rules.limits);
     let limits = rules.limits.iter();
     for limit in limits.filter(|limit| !limit.from_call) {

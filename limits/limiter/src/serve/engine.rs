@@ -19,7 +19,7 @@ mod remaining;
 mod remote;
 mod usage_summary;
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
 use limits::rules::NamedLimit;
 use parking_lot::{Mutex, MutexGuard};
@@ -32,7 +32,7 @@ use self::{
 };
 pub use self::{
     bookings::MAX_WAIT as GLOBAL_MAX_WAIT,
-    catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, errors},
+    catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, checked},
     feedback::Feedback,
     from_call::CallRule,
     records::{Changes, RestoreFailure, Restored},
@@ -63,28 +63,8 @@ pub struct Target {
     pub counter: String,
 }
 
-/// Cause of a delay. Prints as `limit/rule`, or `feedback` for partner feedback.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Binding {
-    /// A rule of a limit.
-    Rule {
-        /// Name of the limit.
-        limit: Arc<str>,
-        /// Id of the rule.
-        rule: Arc<str>,
-    },
-    /// A restriction from partner feedback.
-    Feedback,
-}
-
-impl fmt::Display for Binding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rule { limit, rule } => write!(f, "{limit}/{rule}"),
-            Self::Feedback => f.write_str("feedback"),
-        }
-    }
-}
+/// The [cause](Slot::binding) of a delay by partner feedback.
+pub const FEEDBACK: &str = "feedback";
 
 /// Time reserved for a call, or the earliest time for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,8 +73,8 @@ pub struct Slot {
     pub at: u64,
     /// Time of the decision, by the limiter's clock.
     pub now: u64,
-    /// Cause of the delay, if any.
-    pub binding: Option<Binding>,
+    /// Cause of the delay, if any: `limit/rule`, or [`FEEDBACK`].
+    pub binding: Option<Arc<str>>,
 }
 
 /// A limit, and a counter under it.
@@ -114,7 +94,7 @@ pub enum CallError {
     /// The call is for more requests than a rule ever grants in one burst.
     OverBurst {
         /// The rule.
-        binding: Option<Binding>,
+        binding: Option<Arc<str>>,
         /// Its maximum burst.
         max_burst: u64,
     },
@@ -195,7 +175,7 @@ impl Engine {
         Self { state }
     }
 
-    /// Replaces the limits, which must have no [`errors`]. [Saves](Self::save_sources) their sources in the same change, so
+    /// Replaces the limits, which must be [`checked`]. [Saves](Self::save_sources) their sources in the same change, so
     /// that a restore gets both or neither. Usage is carried over as a number of requests.
     pub fn change(&self, limits: &[NamedLimit], sources: Vec<u8>, now: u64) {
         let mut state = self.state();

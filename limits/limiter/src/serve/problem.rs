@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     clock::timestamp,
-    engine::{Binding, CallError},
+    engine::{CallError, FEEDBACK},
     response::SlotBody,
 };
 
@@ -103,8 +103,8 @@ pub(super) fn rejected(error: CallError, now: u64) -> Problem {
             let seconds = slot.at.saturating_sub(slot.now).div_ceil(1_000_000_000);
             let spread = (now % (SPREAD_SECONDS_MAX + 1)).min(seconds / 10 + 1);
             let at = timestamp(slot.at);
-            let detail = match &slot.binding {
-                Some(Binding::Feedback) => format!("partner feedback allows no call before {at}"),
+            let detail = match slot.binding.as_deref() {
+                Some(FEEDBACK) => format!("partner feedback allows no call before {at}"),
                 Some(rule) => format!("{rule} allows no call before {at}"),
                 None => format!("no call is allowed before {at}"),
             };
@@ -141,7 +141,7 @@ mod tests {
             let slot = Slot {
                 at: now + wait,
                 now,
-                binding: Some(Binding::Feedback),
+                binding: Some(FEEDBACK.into()),
             };
             let problem = rejected(CallError::OverMaxWait(slot), now);
             assert_eq!(problem.retry_after, Some(expected), "{wait} {spread}");

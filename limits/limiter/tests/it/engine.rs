@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use limiter::serve::engine::{Binding, CallError, Engine, Feedback, Options, Slot, Target};
+use limiter::serve::engine::{CallError, Engine, FEEDBACK, Feedback, Options, Slot, Target};
 use limits::{
     RecordOutcome,
     rules::{NamedLimit, Rules},
@@ -83,11 +83,8 @@ fn of(limit: &str, counter: &str) -> Target {
     }
 }
 
-fn rule(limit: &str, rule: &str) -> Binding {
-    Binding::Rule {
-        limit: Arc::from(limit),
-        rule: Arc::from(rule),
-    }
+fn rule(limit: &str, rule: &str) -> Arc<str> {
+    format!("{limit}/{rule}").into()
 }
 
 #[track_caller]
@@ -279,7 +276,7 @@ fn feedback_only_lowers_the_limit() {
     let third = slot(&engine, &[of("a", "k")], START);
     assert_eq!(
         (third.at, third.binding),
-        (START + 10 * SECOND, Some(Binding::Feedback))
+        (START + 10 * SECOND, Some(FEEDBACK.into()))
     );
     assert_eq!(slot(&engine, &[of("a", "other")], START).at, START);
     engine
@@ -289,7 +286,7 @@ fn feedback_only_lowers_the_limit() {
     let Err(CallError::OverMaxWait(slot)) = refused else {
         panic!("{refused:?}");
     };
-    assert_eq!(slot.binding, Some(Binding::Feedback));
+    assert_eq!(slot.binding, Some(FEEDBACK.into()));
 }
 
 #[test]

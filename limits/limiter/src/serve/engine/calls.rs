@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 use limits::{Decision, Demand, LimitId, RecordError, RecordOutcome, Refusal};
 
 use super::{
-    Binding, CallError, CounterKey, Counts, Engine, EngineState, Feedback, Slot, Target, bookings,
+    CallError, CounterKey, Counts, Engine, EngineState, FEEDBACK, Feedback, Slot, Target, bookings,
 };
 
 /// A call with its limits looked up.
@@ -219,7 +219,7 @@ impl EngineState {
                 now,
                 binding: match rule {
                     Some(rule) => self.binding(rule, false),
-                    None => (at > now).then_some(Binding::Feedback),
+                    None => (at > now).then(|| Arc::from(FEEDBACK)),
                 },
             }),
             Err((rule, why)) => match self.error(call, rule, why, Duration::ZERO, now) {
@@ -230,9 +230,9 @@ impl EngineState {
         }
     }
 
-    fn binding(&self, rule: LimitId, is_feedback: bool) -> Option<Binding> {
+    fn binding(&self, rule: LimitId, is_feedback: bool) -> Option<Arc<str>> {
         if is_feedback {
-            return Some(Binding::Feedback);
+            return Some(Arc::from(FEEDBACK));
         }
         Some(self.catalog.owner(rule)?.1.binding.clone())
     }

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use limits::{
     CarryOver, DEMANDS_MAX, Demand, Limit, LimitId, Limits,
-    rules::{NamedLimit, Rule, Rules},
+    rules::{ConfigErrors, NamedLimit, Rule, Rules},
 };
 
-use super::{Binding, CounterKey, Counts, remote::sharing_errors};
+use super::{CounterKey, Counts, remote::sharing_errors};
 
 /// Panic message if validated limits turn out to be invalid.
 pub(super) const CHECKED: &str = "limits are validated when they are read";
@@ -33,7 +33,8 @@ pub(super) struct CatalogLimit {
 /// A rule of an active limit.
 #[derive(Debug, Clone)]
 pub(super) struct CatalogRule {
-    pub(super) binding: Binding,
+    /// `limit/rule`.
+    pub(super) binding: Arc<str>,
     pub(super) rule: Rule,
     pub(super) id: LimitId,
 }
@@ -51,8 +52,11 @@ pub(super) struct Catalog {
     global_counter: Arc<str>,
 }
 
-/// Reasons why `limiter serve` rejects these limits; empty if it accepts them.
-pub fn errors(rules: &Rules) -> Vec<String> {
+/// Returns limits that `limiter serve` accepts.
+///
+/// # Errors
+/// With all reasons why it rejects them.
+pub fn checked(rules: Rules) -> Result<Rules, ConfigErrors> {
     let mut errors = Vec::new();
     let count = rules.limits.len();
     if count > LIMITS_MAX {
@@ -66,8 +70,12 @@ pub fn errors(rules: &Rules) -> Vec<String> {
             ));
         }
     }
-    errors.extend(sharing_errors(rules));
-    errors
+    errors.extend(sharing_errors(&rules));
+    if errors.is_empty() {
+        Ok(rules)
+    } else {
+        Err(ConfigErrors(errors))
+    }
 }
 
 impl Catalog {
@@ -158,10 +166,7 @@ impl Catalog {
                 self.owners.resize(owners, None);
                 self.owners[id.index()] = Some((Arc::clone(&name), index));
                 CatalogRule {
-                    binding: Binding::Rule {
-                        limit: Arc::clone(&name),
-                        rule: Arc::from(&*rule.id),
-                    },
+                    binding: Arc::from(format!("{name}/{}", rule.id)),
                     rule: rule.clone(),
                     id,
                 }

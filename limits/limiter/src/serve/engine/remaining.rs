@@ -1,10 +1,10 @@
 //! Remaining quota of a call, for rate-limit headers.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use runtime::rate_limit::Quota;
 
-use super::{Binding, Engine, Target};
+use super::{Engine, Target};
 
 impl Engine {
     /// Returns the remaining quota under the rule in `binding` or, without one, under the rule of `targets` with the
@@ -13,7 +13,7 @@ impl Engine {
     pub fn remaining(
         &self,
         targets: &[Target],
-        binding: Option<&Binding>,
+        binding: Option<&Arc<str>>,
         now: u64,
     ) -> Option<Quota> {
         let mut state = self.state();

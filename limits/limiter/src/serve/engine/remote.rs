@@ -15,7 +15,7 @@ use limits_sharing::{
 };
 
 use super::{
-    Binding, CallError, Engine, EngineState, Slot, Target, calls::ResolvedCall, catalog::CHECKED,
+    CallError, Engine, EngineState, FEEDBACK, Slot, Target, calls::ResolvedCall, catalog::CHECKED,
     recent_usage::LastUsage,
 };
 
@@ -68,8 +68,6 @@ pub struct PendingDecision {
     call: ResolvedCall,
     /// Version of the limits for which the call was resolved.
     version: u64,
-    /// The rules, in the order of `rule_requests`.
-    rules: Vec<Binding>,
     /// Whether a peek counts as a delay query.
     is_counted: bool,
     token: Option<Arc<str>>,
@@ -120,7 +118,7 @@ impl Engine {
             Operation::Peek | Operation::Count { .. } => Default::default(),
         };
         let rule_requests = call.demands.iter().map(|it| state.rule_request(it));
-        let (rules, rule_requests) = rule_requests.unzip();
+        let rule_requests = rule_requests.collect();
         Ok(PendingDecision {
             call,
             version: state.version,
@@ -128,7 +126,6 @@ impl Engine {
             token: token.map(Arc::from),
             booked_at,
             restrictions,
-            rules,
             operation,
             rule_requests,
             pause: Duration::from_nanos(from.saturating_sub(now)),
@@ -153,13 +150,14 @@ impl Engine {
             state.release_provisional(pending, true);
             state.apply_decision(pending, decision, now);
         }
-        let binding = decision.binding.and_then(|index| pending.rules.get(index));
+        let requests = &pending.rule_requests;
+        let request = decision.binding.and_then(|index| requests.get(index));
         let slot = Slot {
             at: decision.at.saturating_mul(1_000),
             now: decision.now.saturating_mul(1_000),
-            binding: match binding {
-                None => (decision.at > decision.now).then_some(Binding::Feedback),
-                binding => binding.cloned(),
+            binding: match request {
+                None => (decision.at > decision.now).then(|| Arc::from(FEEDBACK)),
+                Some(request) => Some(Arc::clone(&request.name)),
             },
         };
         match decision.outcome {
@@ -167,15 +165,10 @@ impl Engine {
             Outcome::TooOld => Ok((slot, false)),
             Outcome::OverMaxWait => Err(CallError::OverMaxWait(slot)),
             Outcome::TooEarly => Err(CallError::TooEarly),
-            Outcome::TooMany => {
-                let request = decision
-                    .binding
-                    .and_then(|index| pending.rule_requests.get(index));
-                Err(CallError::OverBurst {
-                    binding: slot.binding,
-                    max_burst: request.map_or(0, |it| it.rule.max_burst()),
-                })
-            }
+            Outcome::TooMany => Err(CallError::OverBurst {
+                binding: slot.binding,
+                max_burst: request.map_or(0, |it| it.rule.max_burst()),
+            }),
         }
     }
 
@@ -221,15 +214,14 @@ impl EngineState {
         }
     }
 
-    fn rule_request(&self, demand: &Demand<Arc<str>>) -> (Binding, RuleRequest) {
+    fn rule_request(&self, demand: &Demand<Arc<str>>) -> RuleRequest {
         let (_, rule) = self.catalog.owner(demand.limit).expect("an active rule");
-        let request = RuleRequest {
-            name: Arc::from(rule.binding.to_string()),
+        RuleRequest {
+            name: Arc::clone(&rule.binding),
             rule: ExactRule::new(&rule.rule.limit).expect(CHECKED),
             key: Arc::clone(&demand.key),
             requests: demand.requests,
-        };
-        (rule.binding.clone(), request)
+        }
     }
 
     fn apply_decision(&mut self, pending: &PendingDecision, decision: &ExactDecision, now: u64) {

@@ -32,14 +32,10 @@ impl EffectiveLimits {
             limits.extend(terms.map(|(name, terms)| (name.clone(), terms.clone().into())));
         }
         let rules = Rules::read(merged, Tables::default())?;
-        let errors = engine::errors(&rules);
-        if !errors.is_empty() {
-            return Err(ConfigErrors(errors));
-        }
         Ok(Self {
             file,
             collection,
-            rules,
+            rules: engine::checked(rules)?,
         })
     }
 }
