@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    member::{Member, SharePlan, ShareState},
+    member::{Member, SharePlan},
     messages::{Grant, LeaseReply, LeaseRequest, LimitShare},
     server::{Address, Link, ServerError, number, text},
     terms::Terms,
@@ -46,17 +46,6 @@ pub struct Config {
     pub terms: Terms,
 }
 
-/// Health of the connection to the server.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LeaseHealth {
-    /// Number of replies in time.
-    pub replies: u64,
-    /// Number of requests without a reply in time.
-    pub failures: u64,
-    /// Error of the last request, if it failed.
-    pub error: Option<String>,
-}
-
 /// The code that enforces the shares of this process.
 pub trait ShareUser: Send {
     /// Returns the share of each limit that could have been used since the last call, in millionths; above [`WHOLE`](crate::terms::WHOLE)
@@ -74,7 +63,8 @@ pub struct Lease {
     began: Instant,
     wakes: Notify,
     plan: watch::Sender<Arc<SharePlan>>,
-    health: watch::Sender<LeaseHealth>,
+    /// Error of the last request, if it failed.
+    error: watch::Sender<Option<String>>,
 }
 
 impl Lease {
@@ -86,7 +76,7 @@ impl Lease {
             began: Instant::now(),
             wakes: Notify::new(),
             plan: watch::Sender::new(Arc::new(nothing.plan().clone())),
-            health: watch::Sender::default(),
+            error: watch::Sender::default(),
         })
     }
 
@@ -105,9 +95,9 @@ impl Lease {
         &self.config
     }
 
-    /// Health of the connection to the server.
-    pub fn health(&self) -> LeaseHealth {
-        self.health.borrow().clone()
+    /// Error of the last request, if it failed.
+    pub fn error(&self) -> Option<String> {
+        self.error.borrow().clone()
     }
 
     /// Sends a request immediately, for instance when limits were added.
@@ -219,30 +209,14 @@ impl Lease {
 
     fn record_result(&self, error: Option<&ServerError>) {
         let server = &self.config.server;
-        self.health.send_modify(|health| {
-            let before = health.error.take();
-            match error {
-                Some(error) => {
-                    health.failures += 1;
-                    if before.is_none() {
-                        tracing::warn!(%server, %error, "sharing server unavailable, retrying");
-                    }
-                    health.error = Some(error.to_string());
-                }
-                None => {
-                    health.replies += 1;
-                    if before.is_some() {
-                        tracing::info!(%server, "sharing server available again");
-                    }
-                }
+        let before = self.error.send_replace(error.map(ToString::to_string));
+        match (before, error) {
+            (None, Some(error)) => {
+                tracing::warn!(%server, %error, "sharing server unavailable, retrying");
             }
-        });
-    }
-
-    /// The current state of the shares.
-    pub fn state(&self) -> ShareState {
-        let now = self.micros(Instant::now());
-        self.plan().state(now)
+            (Some(_), None) => tracing::info!(%server, "sharing server available again"),
+            _ => {}
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! One member of a group: its requests to the server, and its shares at any later time, even if no reply arrives. Does no I/O; the
 //! caller passes the time, in microseconds of the member's monotonic clock, whose speed may be wrong by up to 1%.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use crate::{
     messages::{Grant, LeaseReply, LeaseRequest, LimitRequest, LimitShare},
@@ -35,13 +35,6 @@ impl ShareState {
         (Self::Guaranteed, "guaranteed"),
         (Self::Refused, "refused"),
     ];
-}
-
-impl fmt::Display for ShareState {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (_, name) = Self::ALL[*self as usize];
-        formatter.write_str(name)
-    }
 }
 
 /// The shares of a member at any time after a reply, until the next one.

@@ -129,7 +129,7 @@ impl Inlet {
         Some(SharingStatus {
             server: lease.config().server.to_string(),
             state: plan.state(now),
-            error: lease.health().error,
+            error: lease.error(),
             group: plan.group(),
             shares: shares.collect(),
         })

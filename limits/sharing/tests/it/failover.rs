@@ -36,7 +36,7 @@ async fn clients_leave_a_demoted_primary() {
     assert!(!callers.have_server());
     world
         .until("all report the error", |it| {
-            let error = it.lease.health().error;
+            let error = it.lease.error();
             error.is_some_and(|error| error.contains("is a read-only replica"))
         })
         .await;

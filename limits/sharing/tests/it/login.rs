@@ -95,7 +95,7 @@ async fn client_and_server_authenticate_each_other() {
         let world = World::start(200_000, std::array::from_fn(|_| address.clone()));
         world
             .until(expected, |it| {
-                let error = it.lease.health().error;
+                let error = it.lease.error();
                 error.is_some_and(|error| error.contains(expected))
             })
             .await;

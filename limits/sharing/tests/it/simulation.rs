@@ -213,7 +213,7 @@ impl World {
                 {
                     let clock = it.clock(self.now);
                     let (state, share) = (it.plan().state(clock), it.plan().share(limit, clock));
-                    eprintln!("{index}: {state} {share} {:?}", it.plan().granted(limit));
+                    eprintln!("{index}: {state:?} {share} {:?}", it.plan().granted(limit));
                 }
                 panic!("seed {}: {sum} of {limit} at {seconds} s", self.seed);
             }

@@ -72,6 +72,10 @@ impl ShareUser for Demands {
 }
 
 impl Process {
+    pub(crate) fn state(&self) -> ShareState {
+        self.lease.plan().state(self.lease.micros(Instant::now()))
+    }
+
     fn new(server: Address, name: usize, terms: Terms) -> Self {
         let mut limits = Limits::new(1);
         let nothing = whole().share(0).unwrap();
@@ -181,10 +185,10 @@ impl World {
             let states = self.processes.iter().map(|it| {
                 let plan = it.lease.plan();
                 (
-                    it.lease.state(),
+                    it.state(),
                     plan.group(),
                     plan.granted(LIMIT),
-                    it.lease.health(),
+                    it.lease.error(),
                 )
             });
             assert!(
@@ -199,11 +203,14 @@ impl World {
     /// Waits until all processes have new replies and share the limit.
     pub(crate) async fn until_shared_again(&self) {
         for process in &self.processes {
-            let before = process.lease.health().replies;
-            server::until("all have new replies", async || {
-                process.lease.health().replies > before + 1
-            })
-            .await;
+            // Each reply is published as a new plan. The first one may have been under way.
+            for _ in 0..2 {
+                let before = process.lease.plan();
+                server::until("all have new replies", async || {
+                    !Arc::ptr_eq(&before, &process.lease.plan())
+                })
+                .await;
+            }
         }
         self.until_shared().await;
     }
@@ -213,7 +220,7 @@ impl World {
         self.until("all are members, and nothing is reserved", |process| {
             let plan = process.lease.plan();
             let granted = plan.granted(LIMIT);
-            process.lease.state() == ShareState::Ok
+            process.state() == ShareState::Ok
                 && plan.group() == Some((4, false))
                 && granted.is_some_and(|it| it.fallback == WHOLE / 4 && it.total > WHOLE / 2)
         })
