@@ -1,7 +1,6 @@
 //! Schedule of an application: a cron expression with a time zone.
 //!
-//! Clock changes have the effects of Vixie cron. A local time that a change skips is due right after the change, and a repeated one is
-//! due once. An expression whose minutes or hours begin with an asterisk is instead due whenever the local clock matches it.
+//! A local time that a clock change skips is due right after the change, and a repeated one is due once.
 
 use cronexpr::Crontab;
 use jiff::{
@@ -20,8 +19,6 @@ pub struct Schedule {
     /// The expression with UTC instead of its time zone, to search local times.
     crontab: Crontab,
     zone: TimeZone,
-    /// Whether the minutes or hours begin with an asterisk.
-    is_periodic: bool,
 }
 
 impl TryFrom<String> for Schedule {
@@ -38,10 +35,6 @@ impl TryFrom<String> for Schedule {
         let schedule = Self {
             crontab: crontab.map_err(|error| error.to_string())?,
             zone: TimeZone::get(zone).map_err(|error| error.to_string())?,
-            is_periodic: fields
-                .split_whitespace()
-                .take(2)
-                .any(|it| it.starts_with('*')),
         };
         match schedule.local_after(DateTime::constant(2000, 1, 1, 0, 0, 0, 0)) {
             Some(_) => Ok(schedule),
@@ -63,34 +56,10 @@ impl Schedule {
         due
     }
 
-    /// The first firing after this time, in Unix milliseconds.
+    /// The first firing after this time, in Unix milliseconds: when the local clock passes a matching time, if it does so for the
+    /// first time.
     pub fn next(&self, after: u64) -> Option<u64> {
         let after = Timestamp::from_millisecond(i64::try_from(after).ok()?).ok()?;
-        let next = match self.is_periodic {
-            true => self.next_match(after),
-            false => self.next_once(after),
-        };
-        u64::try_from(next?.as_millisecond()).ok()
-    }
-
-    /// The next time at which the local clock matches the expression. The offset from UTC is constant between two changes.
-    fn next_match(&self, after: Timestamp) -> Option<Timestamp> {
-        let (mut from, mut local) = (after, self.zone.to_datetime(after));
-        loop {
-            let matching = self.local_after(local)?;
-            let time = self.zone.to_offset(from).to_timestamp(matching).ok()?;
-            let change = self.zone.following(from).next();
-            let Some(change) = change.filter(|it| it.timestamp() <= time) else {
-                return Some(time);
-            };
-            from = change.timestamp();
-            // The time of the change itself can match.
-            local = self.zone.to_datetime(from).checked_sub(1.second()).ok()?;
-        }
-    }
-
-    /// The next time at which the local clock passes a matching time, if it does so for the first time.
-    fn next_once(&self, after: Timestamp) -> Option<Timestamp> {
         let mut local = self.zone.to_datetime(after);
         loop {
             local = self.local_after(local)?;
@@ -101,7 +70,7 @@ impl Schedule {
                 time = self.zone.following(time).next()?.timestamp();
             }
             if time > after {
-                return Some(time);
+                return u64::try_from(time.as_millisecond()).ok();
             }
         }
     }
@@ -255,8 +224,8 @@ mod tests {
         prop_oneof![single, list, step]
     }
 
-    /// Vixie cron, minute by minute: a clock that jumps forward makes the skipped times due, and one that jumps back makes no time due
-    /// that it has shown before. Expressions with an asterisk only follow the clock.
+    /// Minute by minute: a clock that jumps forward makes the skipped times due, and one that jumps back makes no time due that it
+    /// has shown before.
     fn model(
         [minutes, hours]: [&(String, Vec<i8>); 2],
         zone: &TimeZone,
@@ -265,16 +234,11 @@ mod tests {
         let local = |second| zone.to_datetime(Timestamp::from_second(second).unwrap());
         let matches =
             |it: DateTime| minutes.1.contains(&it.minute()) && hours.1.contains(&it.hour());
-        let is_periodic = minutes.0.starts_with('*') || hours.0.starts_with('*');
         let (mut due, mut shown) = (Vec::new(), local(from));
         for second in (from + 60..=to).step_by(60) {
             let now = local(second);
-            let is_due = if is_periodic {
-                matches(now)
-            } else {
-                let skipped = shown.series(1.minute()).skip(1);
-                skipped.take_while(|it| *it <= now).any(matches)
-            };
+            let skipped = shown.series(1.minute()).skip(1);
+            let is_due = skipped.take_while(|it| *it <= now).any(matches);
             shown = shown.max(now);
             due.extend(is_due.then(|| u64::try_from(second).unwrap() * 1000));
         }
@@ -285,7 +249,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn clock_changes_have_the_effects_of_vixie_cron(
+        fn each_local_time_is_due_once_in_spite_of_clock_changes(
             (minutes, hours) in (field(59), field(23)),
             name in prop::sample::select(vec![
                 "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Sao_Paulo", "Africa/Cairo", "Asia/Beirut",
