@@ -17,8 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::ensure;
-use metric_defs::{Kind, MetricDef};
+use metric_defs::MetricDef;
 use parking_lot::Mutex;
 use prometheus::{IntGaugeVec, Result, core::Collector, proto::MetricFamily};
 
@@ -44,7 +43,7 @@ pub use self::{
 /// let registry = Registry::new();
 /// let dropped: IntCounterVec = registry.add(DROPPED)?;
 /// // A metric without a value is described, but not exported.
-/// assert_eq!(registry.descriptions().unwrap()[0].name, "dropped_total");
+/// assert_eq!(registry.descriptions()[0].def.name, "dropped_total");
 /// assert!(registry.gather().is_empty());
 ///
 /// dropped.with_label_values(&["full"]).inc();
@@ -62,17 +61,13 @@ pub struct Registry {
 /// Called after each scrape.
 type ScrapeHook = Box<dyn Fn() + Send + Sync>;
 
-/// Description of a registered metric.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A registered metric.
+#[derive(Debug, Clone)]
 pub struct MetricDescription {
-    /// Its name.
-    pub name: String,
-    /// Its help text.
-    pub help: String,
-    /// `counter`, `gauge` or `histogram`.
-    pub kind: &'static str,
+    /// Its definition.
+    pub def: MetricDef,
     /// Its labels, each with its current values.
-    pub labels: BTreeMap<String, BTreeSet<String>>,
+    pub labels: BTreeMap<&'static str, BTreeSet<String>>,
     /// The source file that registered it.
     pub file: &'static str,
 }
@@ -141,47 +136,29 @@ impl Registry {
     }
 
     /// Descriptions of all metrics in registration order, including those without a value.
-    ///
-    /// # Errors
-    /// If a metric was registered without its definition.
-    pub fn descriptions(&self) -> anyhow::Result<Vec<MetricDescription>> {
-        let families = self.gather().into_iter();
-        let mut families: BTreeMap<_, _> = families.map(|it| (it.name().to_owned(), it)).collect();
-        let defs = self.defs.lock();
-        let all = defs.iter().map(|(def, file)| {
-            let family = families.remove(def.name).unwrap_or_default();
-            describe(def, &family, file)
-        });
-        let all = all.collect();
-        let undescribed = families.keys().next();
-        ensure!(undescribed.is_none(), "{undescribed:?} is not described");
-        Ok(all)
+    pub fn descriptions(&self) -> Vec<MetricDescription> {
+        let families = self.gather();
+        let describe = |&(def, file): &(MetricDef, &'static str)| {
+            let family = families.iter().find(|it| it.name() == def.name);
+            let metrics = family.into_iter().flat_map(MetricFamily::get_metric);
+            let pairs: Vec<_> = metrics.flat_map(|it| it.get_label()).collect();
+            let values = |label: &'static str| {
+                let pairs = pairs.iter().filter(|it| it.name() == label);
+                (label, pairs.map(|it| it.value().to_owned()).collect())
+            };
+            MetricDescription {
+                def,
+                labels: def.labels.iter().copied().map(values).collect(),
+                file,
+            }
+        };
+        self.defs.lock().iter().map(describe).collect()
     }
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.registry.fmt(formatter)
-    }
-}
-
-fn describe(def: &MetricDef, family: &MetricFamily, file: &'static str) -> MetricDescription {
-    let names = def.labels.iter().map(ToString::to_string);
-    let mut labels: BTreeMap<_, _> = names.map(|name| (name, BTreeSet::new())).collect();
-    for pair in family.get_metric().iter().flat_map(|it| it.get_label()) {
-        let values = labels.entry(pair.name().to_owned()).or_default();
-        values.insert(pair.value().to_owned());
-    }
-    MetricDescription {
-        name: def.name.to_owned(),
-        help: def.help.to_owned(),
-        kind: match def.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram(_) => "histogram",
-        },
-        labels,
-        file,
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use metric_defs::{Kind, MetricDef};
 use runtime::{
     metrics::{MetricDescription, Registry},
     settings,
@@ -94,10 +95,10 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let checks = Registry::new();
     let revalidator = revalidator::program::Program::start(revalidator_config()?, &checks)?;
     wait_until(TIMEOUT, "the consumer reads from both", async || {
-        let all = registry.descriptions()?;
+        let all = registry.descriptions();
         let read = all
             .iter()
-            .find(|it| it.name == "consumer_producer_connected");
+            .find(|it| it.def.name == "consumer_producer_connected");
         Ok(read.is_some_and(|it| it.labels["producer"].len() == 2))
     })
     .await?;
@@ -109,8 +110,8 @@ async fn described() -> Result<Vec<MetricDescription>> {
         &limits,
         &checks,
     ] {
-        for it in registry.descriptions()? {
-            match all.iter_mut().find(|known| known.name == it.name) {
+        for it in registry.descriptions() {
+            match all.iter_mut().find(|known| known.def.name == it.def.name) {
                 Some(known) => {
                     for (label, values) in it.labels {
                         known.labels.entry(label).or_default().extend(values);
@@ -195,7 +196,7 @@ fn files(dir: &TempDir) -> Result<Files> {
 fn page(all: &[MetricDescription]) -> Result<String> {
     for (name, _) in NOTES {
         ensure!(
-            all.iter().any(|it| it.name == *name),
+            all.iter().any(|it| it.def.name == *name),
             "a note on {name}, which is not a metric"
         );
     }
@@ -227,14 +228,14 @@ fn page(all: &[MetricDescription]) -> Result<String> {
 fn group_of(it: &MetricDescription) -> Option<&'static Group> {
     GROUPS
         .iter()
-        .find(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
+        .find(|group| it.file.contains(group.file) && it.def.name.starts_with(group.prefix))
 }
 
 /// Metrics that differ only in the name of the process or port.
 struct Row<'a> {
     names: Vec<String>,
     first: &'a MetricDescription,
-    labels: BTreeMap<String, BTreeSet<String>>,
+    labels: BTreeMap<&'static str, BTreeSet<String>>,
 }
 
 /// A list of the metrics, preceded by the labels that several of them share.
@@ -242,22 +243,25 @@ fn rows<'a>(group: impl Iterator<Item = &'a MetricDescription>) -> Result<String
     let mut rows: Vec<Row<'_>> = Vec::new();
     for it in group {
         ensure!(
-            it.name.ends_with("_total") == (it.kind == "counter"),
+            it.def.name.ends_with("_total") == (it.def.kind == Kind::Counter),
             "{}: only names of counters end in _total",
-            it.name
+            it.def.name
         );
-        let labels: Vec<_> = it.labels.keys().map(String::as_str).collect();
+        let labels: Vec<_> = it.labels.keys().copied().collect();
         let labels = match &labels[..] {
             [] => String::new(),
             labels => format!("{{{}}}", labels.join(",")),
         };
-        let name = format!("`{}{labels}`", it.name);
-        let is_same = |row: &&mut Row<'_>| row.first.help == it.help && row.first.kind == it.kind;
+        let name = format!("`{}{labels}`", it.def.name);
+        let is_same = |row: &&mut Row<'_>| {
+            let first = row.first.def;
+            first.help == it.def.help && first.kind == it.def.kind
+        };
         match rows.iter_mut().find(is_same) {
             Some(row) => {
                 row.names.push(name);
                 for (label, values) in &it.labels {
-                    let known = row.labels.entry(label.clone()).or_default();
+                    let known = row.labels.entry(*label).or_default();
                     known.extend(values.iter().cloned());
                 }
             }
@@ -280,12 +284,12 @@ fn rows<'a>(group: impl Iterator<Item = &'a MetricDescription>) -> Result<String
         writeln!(text, "{values}.\n")?;
     }
     for row in &rows {
-        let MetricDescription {
+        let MetricDef {
             name, help, kind, ..
-        } = row.first;
-        let kind = match *kind {
-            "histogram" => " (histogram)",
-            _ => "",
+        } = row.first.def;
+        let kind = match kind {
+            Kind::Histogram(_) => " (histogram)",
+            Kind::Counter | Kind::Gauge => "",
         };
         let names = row.names.join(", ");
         write!(text, "- {names}{kind}: {help}")?;
@@ -312,12 +316,12 @@ fn note(name: &str) -> &'static str {
 fn label_values(row: &Row<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for (label, values) in &row.labels {
-        let name = &row.first.name;
+        let name = row.first.def.name;
         let known = LABELS
             .iter()
-            .find(|it| it.label == label && (it.metric.is_empty() || it.metric == name));
+            .find(|it| it.label == *label && (it.metric.is_empty() || it.metric == name));
         let note = note(name);
-        let described = format!("{} {note}", row.first.help);
+        let described = format!("{} {note}", row.first.def.help);
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let described: BTreeSet<_> = described.split(|c: char| !is_word(c)).collect();
         match known {
