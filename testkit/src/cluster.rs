@@ -30,7 +30,7 @@ use crate::{
     admin,
     observe::{Role, Target},
     producer::{Addresses, Launch, Producer},
-    programs::{Process, Programs, flags, free_address},
+    programs::{Process, find, flags, free_address},
     scrape::names,
 };
 
@@ -61,7 +61,8 @@ impl Cluster {
     /// # Errors
     /// A program is missing or a process does not start.
     pub async fn start(args: &ClusterArgs) -> Result<Self> {
-        let programs = tokio::task::spawn_blocking(Programs::find).await??;
+        let finding = tokio::task::spawn_blocking(|| find(["producer", "consumer"]));
+        let [producer, consumer] = finding.await??;
         let dir = tempfile::Builder::new()
             .prefix("cookiesync-bench-")
             .disable_cleanup(args.keep)
@@ -72,12 +73,11 @@ impl Cluster {
         }
         let state =
             TempDir::new_in("/dev/shm").context("failed to create a directory in /dev/shm")?;
-        let network = if args.own_network {
-            let network = Network::create(args.consumers.get());
-            Some(network.context("failed to create network namespaces")?)
-        } else {
-            None
-        };
+        let network = args
+            .own_network
+            .then(|| Network::create(args.consumers.get()));
+        let network = network.transpose();
+        let network = network.context("failed to create network namespaces")?;
         let host = network.as_ref().map(Network::host);
         let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
@@ -86,7 +86,7 @@ impl Cluster {
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
             let dirs = [dir.path(), state.path()];
-            producers.push(start_producer(args, number, &programs, dirs, host)?);
+            producers.push(start_producer(args, number, &producer, dirs, host)?);
         }
         for producer in &mut producers {
             producer.wait_ready(READY_TIMEOUT).await?;
@@ -94,8 +94,8 @@ impl Cluster {
         let mut nodes = Vec::new();
         for (number, backend) in (1..).zip(backends) {
             let network = network.as_ref().map(|network| &network.nodes()[number - 1]);
-            let (dir, programs) = (dir.path(), &programs);
-            let node = Node::start(args, number, &producers, programs, dir, network, backend);
+            let dir = dir.path();
+            let node = Node::start(args, number, &producers, &consumer, dir, network, backend);
             nodes.push(node?);
         }
         Ok(Self {
@@ -232,7 +232,7 @@ async fn stop(process: &mut Process) -> Option<String> {
 fn start_producer(
     args: &ClusterArgs,
     number: usize,
-    programs: &Programs,
+    program: &Path,
     [dir, state]: [&Path; 2],
     host: Option<Ipv4Addr>,
 ) -> Result<Producer> {
@@ -250,7 +250,7 @@ fn start_producer(
     ]);
     flags.extend(args.producer_arg.iter().cloned());
     let launch = Launch {
-        program: &programs.producer,
+        program,
         name,
         addresses,
         dir,

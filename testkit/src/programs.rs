@@ -35,25 +35,8 @@ const SETTING_VARIABLES: [&str; 4] = ["PRODUCER_", "CONSUMER_", "LIMITER_", "REV
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Paths of the programs of a cluster.
-#[derive(Debug, Clone)]
-pub struct Programs {
-    /// The `producer` program.
-    pub producer: PathBuf,
-    /// The `consumer` program.
-    pub consumer: PathBuf,
-}
-
-impl Programs {
-    /// [Finds](find) producer and consumer.
-    ///
-    /// # Errors
-    /// As [`find`].
-    pub fn find() -> Result<Self> {
-        let [producer, consumer] = find(["producer", "consumer"])?;
-        Ok(Self { producer, consumer })
-    }
-}
+/// How long a [`ServerProcess`] may take to accept connections.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Version of each program found, by name.
 static FOUND: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
@@ -131,15 +114,7 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
         command.args(["--bin", name]);
     }
     // With these variables, build scripts that read them would run again, and cargo would recompile their dependents (ring, TLS).
-    for (variable, _) in env::vars_os() {
-        let name = variable.to_string_lossy();
-        if PACKAGE_VARIABLES
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-        {
-            command.env_remove(&variable);
-        }
-    }
+    remove_variables(&mut command, &PACKAGE_VARIABLES);
     let output = command.output().context("failed to run cargo")?;
     if !output.status.success() {
         bail!("cargo failed to build the programs ({})", output.status);
@@ -153,6 +128,16 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
     match names.iter().find(|name| !built.contains_key(**name)) {
         None => Ok(names.map(|name| built[name].clone())),
         Some(name) => bail!("cargo did not build {name}"),
+    }
+}
+
+/// Removes the environment variables with these prefixes.
+fn remove_variables(command: &mut Command, prefixes: &[&str]) {
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(&variable);
+        }
     }
 }
 
@@ -419,6 +404,80 @@ impl Process {
     }
 }
 
+/// A running server that is not one of our programs; killed on drop.
+#[derive(Debug)]
+pub struct ServerProcess {
+    /// The process.
+    pub process: Process,
+    /// Its address.
+    pub address: SocketAddr,
+    scheme: &'static str,
+}
+
+impl ServerProcess {
+    /// Waits until `process` accepts connections at `address`. The [URI](Self::uri) has this scheme.
+    ///
+    /// # Errors
+    /// If it exits, or does not accept any in time; includes the end of its log.
+    pub(crate) async fn start(
+        process: Process,
+        address: SocketAddr,
+        scheme: &'static str,
+    ) -> Result<Self> {
+        let mut server = Self {
+            process,
+            address,
+            scheme,
+        };
+        server.wait_accepting().await?;
+        Ok(server)
+    }
+
+    /// The connection string.
+    pub fn uri(&self) -> String {
+        format!("{}://{}", self.scheme, self.address)
+    }
+
+    /// Kills the server (SIGKILL).
+    ///
+    /// # Errors
+    /// If the system call fails.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Suspends the server (SIGSTOP): connections stay open without any response.
+    ///
+    /// # Errors
+    /// If it has exited.
+    pub fn pause(&mut self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// Continues the server after [`pause`](Self::pause).
+    ///
+    /// # Errors
+    /// If it has exited.
+    pub fn resume(&mut self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// Starts the server again with the same port and data, after it has exited, and waits until it accepts
+    /// connections.
+    ///
+    /// # Errors
+    /// If it is still running or does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.restart()?;
+        self.wait_accepting().await
+    }
+
+    async fn wait_accepting(&mut self) -> Result<()> {
+        let (address, timeout) = (self.address, START_TIMEOUT);
+        self.process.wait_accepting(address, timeout).await
+    }
+}
+
 fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
     let log = File::options()
         .create(true)
@@ -427,15 +486,7 @@ fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
         .with_context(|| format!("failed to write {}", log.display()))?;
     let mut command = Command::new(program);
     // Variables for other programs of the user must not configure these.
-    for (variable, _) in env::vars_os() {
-        let name = variable.to_string_lossy();
-        if SETTING_VARIABLES
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-        {
-            command.env_remove(&variable);
-        }
-    }
+    remove_variables(&mut command, &SETTING_VARIABLES);
     command
         .args(args)
         .stdin(Stdio::null())

@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use bench::{
     report::{
-        Measurement, Report, ReportArgs, Row, micros_per, plural,
+        Measurement, Report, ReportArgs, Row, micros_per,
         unit::{COUNT, CPU, MEBIBYTES, RATE},
     },
     subscribe::{self, Call, SubscribeArgs},
@@ -31,7 +31,12 @@ use clap::Args;
 use runtime::connect::credentials::SecurityArgs;
 use tempfile::TempDir;
 use testkit::{
-    cpu, memory::Memory, nats::Nats, numbers::per_second, programs::installed, redis::Redis,
+    cpu,
+    memory::Memory,
+    nats as nats_server,
+    numbers::per_second,
+    programs::{ServerProcess, installed},
+    redis as redis_server,
 };
 use tokio::{
     sync::mpsc,
@@ -46,6 +51,15 @@ use self::messages::{LANES, Lane, Received};
 const QUIET: Duration = Duration::from_secs(3);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The measurements of each row, named and ordered as those of `bench subscribe --fan-out`.
+const MEASURED: [&str; 5] = [
+    "accepted",
+    "deliveries",
+    "lost",
+    "CPU per delivery",
+    "memory",
+];
 
 const NOTE: &str = "Cookies per second, over all subscribers. CPU time and memory are those of the server, and include HTTP for the \
     producer. Lost: over all subscribers.";
@@ -78,12 +92,6 @@ enum Broker {
     Redis,
 }
 
-/// A running server with its process id and URL; killed on drop.
-enum Server {
-    Nats(Nats),
-    Redis(Redis),
-}
-
 /// Runs all steps until `stop`. Failed runs are failures of the report.
 ///
 /// # Errors
@@ -95,7 +103,10 @@ pub async fn run(args: &BrokersArgs, stop: &CancellationToken) -> Result<Report>
         let name = |system: &str| format!("{subscribers} × {system}");
         let own = subscribe::run_fan_out(&fan_out(args, *subscribers), stop).await?;
         report.failures.extend(own.failures.iter().cloned());
-        rows.push(Row::new(name("producer"), of_producer(&own, *subscribers)));
+        let measured = of_producer(&own);
+        if !measured.is_empty() {
+            rows.push(Row::new(name("producer"), measured));
+        }
         for (broker, system) in [
             (Broker::Nats, "nats"),
             (Broker::Jetstream, "jetstream"),
@@ -133,36 +144,22 @@ fn fan_out(args: &BrokersArgs, subscribers: NonZeroUsize) -> SubscribeArgs {
     }
 }
 
-/// The measurements of a step of `bench subscribe --fan-out`, named as those of [`Broker::measure`].
-fn of_producer(report: &Report, subscribers: NonZeroUsize) -> Vec<Measurement> {
-    let step = plural(subscribers.get(), "stream");
-    let names = [
-        ("accepted", "published"),
-        ("deliveries", "delivered"),
-        ("producer CPU per delivery", "server CPU per delivery"),
-        ("lost", "lost"),
-        ("memory", "server memory"),
-    ];
-    let measured = names.map(|(known, name)| {
-        let full = format!("{step}: {known}");
-        let found = report.measurements().find(|(name, _)| *name == full);
-        Measurement {
-            name: name.to_owned(),
-            ..found.map(|(_, it)| it.clone()).unwrap_or_default()
-        }
-    });
-    measured.into()
+/// The [`MEASURED`] of the only step of `bench subscribe --fan-out`; empty if it failed.
+fn of_producer(report: &Report) -> Vec<Measurement> {
+    let measured = report.measurements().map(|(_, it)| it);
+    let measured = measured.filter(|it| MEASURED.contains(&it.name.as_str()));
+    measured.cloned().collect()
 }
 
 impl Broker {
-    async fn start(self, dir: &TempDir) -> Result<Server> {
-        Ok(match self {
+    async fn start(self, dir: &TempDir) -> Result<ServerProcess> {
+        match self {
             Self::Redis => {
                 let program = installed("redis-server").context("redis-server was removed")?;
-                Server::Redis(Redis::start(&program, dir.path()).await?)
+                redis_server::start(&program, dir.path()).await
             }
-            Self::Nats | Self::Jetstream => Server::Nats(Nats::start(dir.path()).await?),
-        })
+            Self::Nats | Self::Jetstream => nats_server::start(dir.path()).await,
+        }
     }
 
     /// Publishes the messages of a lane until its end.
@@ -191,7 +188,7 @@ impl Broker {
     async fn measure(self, args: &BrokersArgs, subscribers: usize) -> Result<[Measurement; 5]> {
         let dir = TempDir::with_prefix("brokers-")?;
         let server = self.start(&dir).await?;
-        let url = server.url();
+        let (url, id) = (server.uri(), server.process.id());
         if let Self::Jetstream = self {
             nats::create_stream(&url).await?;
         }
@@ -208,7 +205,7 @@ impl Broker {
                 ended = readers.join_next() => ended_early(ended)?,
             }
         }
-        let (began, cpu_before) = (Instant::now(), cpu::of(server.process_id()));
+        let (began, cpu_before) = (Instant::now(), cpu::of(id));
         let mut lanes = JoinSet::new();
         for number in 0..LANES as u64 {
             let lane = Lane::new(number, args.rate, args.duration);
@@ -232,15 +229,14 @@ impl Broker {
             }
         }
         let seconds = (at - began).as_secs_f64().max(publish_seconds);
-        let id = server.process_id();
         let used = cpu::of(id).zip(cpu_before).context("the server exited")?;
         let used = used.0.saturating_sub(used.1).as_secs_f64();
         Ok([
-            RATE.of("published", per_second(published, publish_seconds)),
-            RATE.of("delivered", per_second(delivered, seconds)),
-            CPU.of("server CPU per delivery", micros_per(used, delivered)),
-            COUNT.of("lost", expected.saturating_sub(delivered)),
-            MEBIBYTES.of("server memory", Memory::of(id).map(|it| it.peak_bytes)),
+            RATE.of(MEASURED[0], per_second(published, publish_seconds)),
+            RATE.of(MEASURED[1], per_second(delivered, seconds)),
+            COUNT.of(MEASURED[2], expected.saturating_sub(delivered)),
+            CPU.of(MEASURED[3], micros_per(used, delivered)),
+            MEBIBYTES.of(MEASURED[4], Memory::of(id).map(|it| it.peak_bytes)),
         ])
     }
 }
@@ -249,20 +245,4 @@ impl Broker {
 fn ended_early(ended: Option<Result<Result<()>, tokio::task::JoinError>>) -> Result<()> {
     ended.context("no subscriber")???;
     bail!("a subscriber ended early")
-}
-
-impl Server {
-    fn url(&self) -> String {
-        match self {
-            Self::Nats(nats) => nats.url(),
-            Self::Redis(redis) => format!("redis://{}/", redis.address()),
-        }
-    }
-
-    fn process_id(&self) -> u32 {
-        match self {
-            Self::Nats(nats) => nats.process.id(),
-            Self::Redis(redis) => redis.process.id(),
-        }
-    }
 }

@@ -13,7 +13,7 @@ use testkit::{
     numbers::{grouped, per_second},
     observe::{Observer, ProcessSample, Role, Target},
     producer::{Addresses, Launch},
-    programs::Programs,
+    programs::find,
     scrape::names,
 };
 use tokio::{
@@ -57,7 +57,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
             "--fan-out: the maximum is {STREAMS_MAX}"
         );
     }
-    let programs = tokio::task::spawn_blocking(Programs::find).await??;
+    let [program] = tokio::task::spawn_blocking(|| find(["producer"])).await??;
     let dir = tempfile::tempdir().context("failed to create a directory for the logs")?;
     let title = format!("Cost of {:?} streams", args.call);
     let mut report = Report::new("fan-out", &title);
@@ -68,7 +68,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         let dir = dir.path().join(number.to_string());
         fs::create_dir(&dir).context("failed to create a directory for the logs")?;
         let step = tokio::select! {
-            step = FanOutStep::run(args, *number, &programs, &dir, stop) => step,
+            step = FanOutStep::run(args, *number, &program, &dir, stop) => step,
             () = stop.cancelled() => {
                 report.findings.push("The run was interrupted.".to_owned());
                 break;
@@ -98,7 +98,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
             "Each additional stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
         ));
     }
-    let note = "Delivery: latency from the edge to the reader (subscribe only). Losses of get-cookies: accepted × streams - delivered.";
+    let note = "CPU time and memory are those of the producer. Delivery: latency from the edge to the reader (subscribe only). Losses of get-cookies: accepted × streams - delivered.";
     report.add("Steps", note, rows);
     Ok(report)
 }
@@ -119,7 +119,7 @@ impl FanOutStep {
     async fn run(
         args: &SubscribeArgs,
         streams: NonZeroUsize,
-        programs: &Programs,
+        program: &Path,
         dir: &Path,
         stop: &CancellationToken,
     ) -> Result<Self> {
@@ -127,7 +127,7 @@ impl FanOutStep {
         let state =
             TempDir::new_in("/dev/shm").context("failed to create a directory in /dev/shm")?;
         let launch = Launch {
-            program: &programs.producer,
+            program,
             name: "producer".to_owned(),
             addresses: Addresses::free()?,
             dir,
@@ -240,7 +240,7 @@ impl FanOutStep {
             RATE.of("deliveries", deliveries),
             COUNT.of("lost", self.lost()),
             CPU.of("producer CPU per cookie", self.cpu_micros()),
-            CPU.of("producer CPU per delivery", each_delivery),
+            CPU.of("CPU per delivery", each_delivery),
             MEBIBYTES.of("memory", self.memory.peak_bytes),
         ];
         let delivery = read.delivery_micros.percentiles();

@@ -28,7 +28,7 @@ use limits_sharing::{
     Address,
     exact::{Config, ExactLimits, ExactRule, Operation, Outcome, RuleRequest},
 };
-use testkit::{limiter::Limiter, redis::Redis, tools::redis_server_or_skip};
+use testkit::{limiter::Limiter, tools::redis_server_or_skip};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -85,8 +85,8 @@ fn over_http(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) ->
 }
 
 fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> Result<()> {
-    let redis = runtime.block_on(Redis::start(program, dir))?;
-    let (server, url) = (redis.process.id(), format!("redis://{}", redis.address()));
+    let redis = runtime.block_on(testkit::redis::start(program, dir))?;
+    let (server, url) = (redis.process.id(), redis.uri());
     let config = Config {
         server: Address::parse(&url).map_err(anyhow::Error::msg)?,
         group: LIMIT.to_owned(),

@@ -35,7 +35,7 @@ async fn stream_with_other_settings_is_refused() -> Result<()> {
     let origin = Origin::start(Duration::ZERO, |_, _| answer(304, "")).await?;
     let mut cluster = Cluster::start().await?;
     cluster.write_apps(&origin, "")?;
-    let context = jetstream::new(async_nats::connect(cluster.nats.url()).await?);
+    let context = jetstream::new(async_nats::connect(cluster.nats.uri()).await?);
     let other = stream::Config {
         name: "REVALIDATOR_WORK".to_owned(),
         subjects: vec!["revalidator.work.*".to_owned()],
@@ -62,7 +62,7 @@ async fn invalid_messages_are_ignored_and_counted() -> Result<()> {
     cluster.write_assets(&origin, 500, |_| String::new())?;
     let one = cluster.revalidator(&[]).await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
-    let context = jetstream::new(async_nats::connect(cluster.nats.url()).await?);
+    let context = jetstream::new(async_nats::connect(cluster.nats.uri()).await?);
     for payload in [
         "no json",
         "{\"assets\": [], \"jobId\": \"other\", \"batch\": 0}",
@@ -105,7 +105,7 @@ async fn shutdown_gives_back_the_batch_and_frees_the_slot() -> Result<()> {
         "{}",
         one.process.last_lines(20)
     );
-    let context = jetstream::new(async_nats::connect(cluster.nats.url()).await?);
+    let context = jetstream::new(async_nats::connect(cluster.nats.uri()).await?);
     let subscriptions = context.get_key_value("revalidator_subscriptions").await?;
     for key in [format!("slot.{id}.0"), format!("maker.{id}")] {
         assert_eq!(subscriptions.get(&key).await?, None, "{key}");
@@ -117,7 +117,7 @@ async fn shutdown_gives_back_the_batch_and_frees_the_slot() -> Result<()> {
 }
 
 async fn context(cluster: &Cluster) -> Result<jetstream::Context> {
-    let client = async_nats::connect(cluster.nats.url()).await?;
+    let client = async_nats::connect(cluster.nats.uri()).await?;
     Ok(jetstream::new(client))
 }
 
@@ -274,7 +274,7 @@ async fn check_credentials(
     let mut cluster = Cluster::start_with(dir, settings).await?;
     cluster.write_apps(&origin, "")?;
     cluster.write_assets(&origin, 10, |_| String::new())?;
-    let url = cluster.nats.url();
+    let url = cluster.nats.uri();
     let without = cluster.spawn(&[])?;
     without.wait_readiness("connecting to NATS").await?;
     let url = format!(

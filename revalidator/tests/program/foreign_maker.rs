@@ -35,7 +35,7 @@ async fn a13_maker_in_python_transmits_assets_and_reads_results() -> Result<()> 
     cluster.write_apps(&origin, "")?;
     cluster.write_assets(&origin, 250, |_| String::new())?;
     let one = cluster.revalidator(&[]).await?;
-    let (assets, address) = (cluster.path("assets.ndjson"), cluster.nats.url());
+    let (assets, address) = (cluster.path("assets.ndjson"), cluster.nats.uri());
     let address = address.strip_prefix("nats://").context("a URL")?.to_owned();
     let maker = Arc::new(move |args: &[&str]| {
         let program = concat!(

@@ -19,8 +19,8 @@ use tempfile::TempDir;
 use testkit::{
     http::HttpClient,
     http_server::HttpServer,
-    nats::Nats,
-    programs::{Process, free_address},
+    nats,
+    programs::{Process, ServerProcess, free_address},
 };
 use tokio::time::{Instant, sleep};
 
@@ -131,7 +131,7 @@ pub(crate) fn answer(status: u16, body: impl Into<Bytes>) -> Answer {
 
 /// A NATS server with a directory for files.
 pub(crate) struct Cluster {
-    pub(crate) nats: Nats,
+    pub(crate) nats: ServerProcess,
     pub(crate) dir: TempDir,
     started: usize,
 }
@@ -143,7 +143,7 @@ impl Cluster {
 
     /// Starts a NATS server with further settings.
     pub(crate) async fn start_with(dir: TempDir, settings: &str) -> Result<Self> {
-        let nats = Nats::start_with(dir.path(), settings).await?;
+        let nats = nats::start_with(dir.path(), settings).await?;
         Ok(Self {
             nats,
             dir,
@@ -201,7 +201,7 @@ impl Cluster {
             format!("--admin={admin}"),
         ];
         if !flags.iter().any(|flag| flag.starts_with("--nats=")) {
-            args.push(format!("--nats={}", self.nats.url()));
+            args.push(format!("--nats={}", self.nats.uri()));
         }
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let log = self.path(&format!("revalidator-{}.log", self.started));

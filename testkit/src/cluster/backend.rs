@@ -8,7 +8,10 @@ use std::{
 use anyhow::Result;
 
 use super::args::{ClusterArgs, StoreChoice};
-use crate::{memory, mongod::Mongod, programs::Process};
+use crate::{
+    memory, mongod,
+    programs::{Process, ServerProcess},
+};
 
 /// Options of mongod recommended by docs/mongodb.md.
 const RECOMMENDED: [(&str, &str); 2] = [
@@ -26,7 +29,7 @@ const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
 #[derive(Debug)]
 pub enum StoreBackend {
     /// A mongod for this node only.
-    Mongod(Box<Mongod>),
+    Mongod(Box<ServerProcess>),
     /// An embedded store in this directory.
     Embedded(PathBuf),
 }
@@ -48,7 +51,7 @@ impl StoreBackend {
                 let flags = flags.chain([("--wiredTigerCacheSizeGB", cache.as_str())]);
                 let flags: Vec<_> = flags.flat_map(<[&str; 2]>::from).collect();
                 let dir = dir.join(format!("mongod-{number}"));
-                let started = Mongod::start_with(&dir, &flags).await;
+                let started = mongod::start_with(&dir, &flags).await;
                 Self::Mongod(Box::new(started?))
             }
             StoreChoice::Embedded | StoreChoice::Mixed => {
@@ -68,7 +71,7 @@ impl StoreBackend {
     /// The mongod of this node.
     pub fn process(&mut self) -> Option<&mut Process> {
         match self {
-            Self::Mongod(mongod) => Some(mongod.process()),
+            Self::Mongod(mongod) => Some(&mut mongod.process),
             Self::Embedded(_) => None,
         }
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{args::ClusterArgs, backend::StoreBackend, netns::Namespace};
 use crate::{
     producer::Producer,
-    programs::{Process, Programs, flag_value, flags, free_address},
+    programs::{Process, flag_value, flags, free_address},
 };
 
 /// Drain timeout of producers and consumers: enough for a full buffer on a slow disk.
@@ -33,7 +33,7 @@ impl Node {
         args: &ClusterArgs,
         number: usize,
         producers: &[Producer],
-        programs: &Programs,
+        program: &Path,
         dir: &Path,
         network: Option<&Namespace>,
         backend: StoreBackend,
@@ -61,10 +61,9 @@ impl Node {
         }
         flags.extend(["--store".to_owned(), backend.flag()]);
         flags.extend(args.consumer_arg.iter().cloned());
-        let program = &programs.consumer;
         let (program, flags) = match network {
             Some(network) => network.inside(program, &flags),
-            None => (program.clone(), flags),
+            None => (program.to_owned(), flags),
         };
         let log = dir.join(format!("{name}.log"));
         Ok(Self {

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub(crate) use testkit::producer::Addresses;
 use testkit::{
     cpu,
-    programs::{Process, Programs, find},
+    programs::{Process, find},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -40,6 +40,12 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Deadline for [`reserve_machine`], long enough for all other tests to reserve the machine first.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
+
+/// Paths of the programs under test.
+pub(crate) struct Programs {
+    pub(crate) producer: PathBuf,
+    pub(crate) consumer: PathBuf,
+}
 
 /// The programs under test and `bench`, found or built once per test process.
 async fn programs_with_bench() -> Result<&'static (Programs, PathBuf)> {

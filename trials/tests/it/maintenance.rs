@@ -22,7 +22,7 @@ use mongodb::{
 };
 use proto::v1::{DspTimeToLive, TimesToLive};
 use runtime::metrics::Registry;
-use testkit::mongod::Mongod;
+use testkit::programs::ServerProcess;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -96,12 +96,16 @@ pub(crate) struct MaintenanceRun {
 
 impl MaintenanceRun {
     /// Starts maintenance with the default windows: expiry 01:00-03:00, compaction 03:00-06:00.
-    pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
+    pub(crate) fn start(mongod: &ServerProcess, now: &str) -> Result<Self> {
         Self::start_as(ConsumerOptions::default(), mongod, now)
     }
 
     /// Like [`start`](Self::start), with the options of a consumer.
-    pub(crate) fn start_as(options: ConsumerOptions, mongod: &Mongod, now: &str) -> Result<Self> {
+    pub(crate) fn start_as(
+        options: ConsumerOptions,
+        mongod: &ServerProcess,
+        now: &str,
+    ) -> Result<Self> {
         Self::start_on(options, &mongod.uri(), now)
     }
 

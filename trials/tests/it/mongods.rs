@@ -10,7 +10,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
 };
 use tempfile::TempDir;
-use testkit::mongod::Mongod;
+use testkit::{mongod, programs::ServerProcess};
 
 use crate::harness::{TIMEOUT, wait_until};
 
@@ -28,13 +28,13 @@ pub(crate) fn direct(address: SocketAddr) -> String {
 }
 
 /// Starts a `mongod` that supports fail points.
-pub(crate) async fn start_failable(dir: &TempDir) -> Result<Mongod> {
+pub(crate) async fn start_failable(dir: &TempDir) -> Result<ServerProcess> {
     let more = ["--setParameter", "enableTestCommands=1"];
-    Mongod::start_with(&dir.path().join("mongod"), &more).await
+    mongod::start_with(&dir.path().join("mongod"), &more).await
 }
 
 /// Makes every `insert` and `update`, or the `failCommands` in `failure`, fail as `failure` specifies.
-pub(crate) async fn set_failpoint(mongod: &Mongod, failure: Document) -> Result<()> {
+pub(crate) async fn set_failpoint(mongod: &ServerProcess, failure: Document) -> Result<()> {
     let mut data = doc! { "failCommands": ["insert", "update"] };
     data.extend(failure);
     let point = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
@@ -42,7 +42,7 @@ pub(crate) async fn set_failpoint(mongod: &Mongod, failure: Document) -> Result<
 }
 
 /// Disables the fail point of [`set_failpoint`].
-pub(crate) async fn clear_failpoint(mongod: &Mongod) -> Result<()> {
+pub(crate) async fn clear_failpoint(mongod: &ServerProcess) -> Result<()> {
     let point = doc! { "configureFailPoint": "failCommand", "mode": "off" };
     command(&mongod.uri(), point).await.map(drop)
 }
@@ -59,7 +59,7 @@ pub(crate) async fn create_user(uri: &str, name: &str, password: &str, role: &st
 
 /// A replica set with a short election timeout.
 pub(crate) struct ReplicaSet {
-    pub(crate) members: Vec<Mongod>,
+    pub(crate) members: Vec<ServerProcess>,
 }
 
 impl ReplicaSet {
@@ -73,17 +73,17 @@ impl ReplicaSet {
         let mut started = Vec::new();
         for number in 0..members {
             let dir = dir.join(format!("member-{number}"));
-            started.push(Mongod::start_with(&dir, &args).await?);
+            started.push(mongod::start_with(&dir, &args).await?);
         }
         let hosts = (0..)
             .zip(&started)
-            .map(|(id, mongod): (i32, _)| doc! { "_id": id, "host": mongod.address().to_string() });
+            .map(|(id, mongod): (i32, _)| doc! { "_id": id, "host": mongod.address.to_string() });
         let config = doc! {
             "_id": "rs",
             "members": hosts.map(Bson::from).collect::<Vec<_>>(),
             "settings": { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200 },
         };
-        let first = direct(started[0].address());
+        let first = direct(started[0].address);
         command(&first, doc! { "replSetInitiate": config }).await?;
         let set = Self { members: started };
         set.wait_primary().await?;
@@ -91,11 +91,7 @@ impl ReplicaSet {
     }
 
     pub(crate) fn uri(&self) -> String {
-        let hosts: Vec<_> = self
-            .members
-            .iter()
-            .map(|m| m.address().to_string())
-            .collect();
+        let hosts: Vec<_> = self.members.iter().map(|m| m.address.to_string()).collect();
         format!("mongodb://{}/?replicaSet=rs", hosts.join(","))
     }
 
@@ -113,7 +109,7 @@ impl ReplicaSet {
     async fn primary(&self) -> Option<usize> {
         for (index, member) in self.members.iter().enumerate() {
             // A killed member does not respond.
-            let uri = format!("{}&serverSelectionTimeoutMS=500", direct(member.address()));
+            let uri = format!("{}&serverSelectionTimeoutMS=500", direct(member.address));
             let answer = command(&uri, doc! { "hello": 1 }).await;
             if answer.is_ok_and(|answer| answer.get_bool("isWritablePrimary").unwrap_or(false)) {
                 return Some(index);
@@ -125,7 +121,7 @@ impl ReplicaSet {
     /// Makes the primary step down and waits until another member is elected.
     pub(crate) async fn step_down(&self) -> Result<()> {
         let primary = self.wait_primary().await?;
-        let uri = direct(self.members[primary].address());
+        let uri = direct(self.members[primary].address);
         // The command fails while no other member is up to date.
         wait_until(TIMEOUT, "the primary steps down", async || {
             let step_down = doc! { "replSetStepDown": 30, "secondaryCatchUpPeriodSecs": 10 };

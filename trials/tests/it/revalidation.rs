@@ -12,9 +12,8 @@ use testkit::{
     admin,
     http::HttpClient,
     limiter::Limiter,
-    mongod::Mongod,
-    nats::Nats,
-    programs::{Process, find, free_address},
+    mongod, nats,
+    programs::{Process, ServerProcess, find, free_address},
 };
 use tokio::time::{Instant, sleep};
 
@@ -83,13 +82,13 @@ async fn all_pages(nodes: &[&Consumer]) -> Result<Rows> {
 /// All processes except revalidators. Both nodes have an old match of each user.
 struct Servers {
     partner: Partner,
-    nats: Nats,
+    nats: ServerProcess,
     /// Stores in MongoDB.
     here: Consumer,
     /// Has an embedded store.
     there: Consumer,
     producer: Producer,
-    mongod: Mongod,
+    mongod: ServerProcess,
     /// Time of the matches.
     accepted: u128,
     dir: TempDir,
@@ -107,7 +106,7 @@ impl Servers {
         let api_tokens = file("api-tokens", api_token(1, TOKEN))?;
         let token = file("token", TOKEN.to_owned())?;
         let (producer, api) = start_producer(&dir, &["--api-tokens", &api_tokens]).await?;
-        let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+        let mongod = mongod::start(&dir.path().join("mongod")).await?;
         let flags = ["--cookies-token-file", &*tokens];
         let store = embedded(&dir.path().join("store"));
         let here = Consumer::start(&dir, "here", &[&producer], &mongod.uri(), &flags).await?;
@@ -141,7 +140,7 @@ impl Servers {
             there.admin,
         );
         fs::write(dir.path().join("apps.toml"), apps)?;
-        let nats = Nats::start(dir.path()).await?;
+        let nats = nats::start(dir.path()).await?;
         Ok(Self {
             partner,
             nats,
@@ -163,7 +162,7 @@ impl Servers {
         let (api, admin) = (free_address()?.to_string(), free_address()?.to_string());
         let own = [
             format!("--apps={}", self.dir.path().join("apps.toml").display()),
-            format!("--nats={}", self.nats.url()),
+            format!("--nats={}", self.nats.uri()),
             format!("--listen={api}"),
             format!("--admin={admin}"),
         ];

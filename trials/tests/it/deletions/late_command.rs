@@ -18,7 +18,7 @@ async fn cookie_written_by_a_late_command_is_hidden_and_removed_by_the_next_swee
     let mongod = shared::start().await?;
     let cookies = Client::with_uri_str(mongod.uri()).await?.database("1");
     let cookies = cookies.collection::<mongodb::bson::Document>("cookies");
-    let proxy = TcpProxy::to(&mongod.address().to_string()).await?;
+    let proxy = TcpProxy::to(&mongod.address.to_string()).await?;
     let store = format!("mongodb://{}", proxy.address());
     let (producer, api) = start_producer(&dir, &[]).await?;
     let no_sweep = ["--expiry-window", "never"];

@@ -20,7 +20,7 @@ use mongodb::{
 use runtime::unix_micros;
 use serde_json::json;
 use tempfile::TempDir;
-use testkit::{admin, mongod::Mongod, scrape::names};
+use testkit::{admin, mongod, programs::ServerProcess, scrape::names};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -61,9 +61,9 @@ async fn is_failing(consumer: &Consumer, dsp: &str) -> Result<bool> {
 #[tokio::test]
 async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
+    let mongod = mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
-    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
+    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address);
     let permissions = |dbs: &[&str]| -> Vec<Document> {
         let roles = dbs.iter();
         roles
@@ -75,7 +75,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     command(&boss, user).await?;
     let store = format!(
         "mongodb://exchange:secret@{}/?authSource=admin",
-        mongod.address()
+        mongod.address
     );
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
@@ -364,7 +364,7 @@ async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     Ok(())
 }
 
-fn store_in(mongod: &Mongod) -> MongodbStore {
+fn store_in(mongod: &ServerProcess) -> MongodbStore {
     MongodbStore::new(Options {
         uri: mongod.uri(),
         name: "node".to_owned(),

@@ -51,7 +51,7 @@ async fn sync_can_be_looked_up_on_every_consumer() -> Result<()> {
         let error: serde_json::Value = serde_json::from_str(&unknown.body)?;
         assert_eq!(error, json!({"error": "unknown user", "user_id": "nobody"}));
     }
-    mongod.process().check()
+    mongod.process.check()
 }
 
 /// Cookies of few users on one connection, whose order determines the newest value.

@@ -223,7 +223,7 @@ async fn expiry_continues_after_restarts_but_not_outside_the_window() -> Result<
     maintenance.set("11T01:40");
     server.wait_names("17.cookies", &[]).await?;
     mongod.kill()?;
-    mongod.process().wait(TIMEOUT).await?;
+    mongod.process.wait(TIMEOUT).await?;
     mongod.restart().await?;
     server.write("17.cookies", "older", TTL + HOUR).await?;
     maintenance.set("12T01:00");

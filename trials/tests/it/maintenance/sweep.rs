@@ -15,7 +15,7 @@ use consumer::{
     store::{Expiry, SweepProgress, Upkeep as _},
 };
 use mongodb::bson::{Document, doc};
-use testkit::mongod::Mongod;
+use testkit::programs::ServerProcess;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -246,7 +246,7 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
 
 /// Sweeps as the consumer does in its window, until `is_enough` accepts the reports so far, and returns the reports.
 async fn sweep_until(
-    mongod: &Mongod,
+    mongod: &ServerProcess,
     options: ConsumerOptions,
     start: &str,
     is_enough: impl Fn(&[SweepProgress]) -> bool + Send + Sync,

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use mongodb::{Client, bson::doc, options::ClientOptions};
 use tempfile::TempDir;
-use testkit::mongod::Mongod;
+use testkit::{mongod, programs::ServerProcess};
 
 use crate::harness::{TIMEOUT, wait_until};
 
@@ -26,7 +26,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 const SYSTEM: [&str; 3] = ["admin", "config", "local"];
 
 struct Server {
-    mongod: Mongod,
+    mongod: ServerProcess,
     args: Vec<String>,
     _cleaner: Child,
 }
@@ -63,7 +63,7 @@ pub(crate) async fn start_with(args: &[&str]) -> Result<SharedMongod> {
         .spawn()
         .context("failed to start sh")?;
     let server = Server {
-        mongod: Mongod::start_with(&dir, args).await?,
+        mongod: mongod::start_with(&dir, args).await?,
         args: args.iter().map(ToString::to_string).collect(),
         _cleaner: cleaner,
     };
@@ -110,15 +110,15 @@ async fn empty(uri: &str) -> Result<()> {
 }
 
 impl Deref for SharedMongod {
-    type Target = Mongod;
+    type Target = ServerProcess;
 
-    fn deref(&self) -> &Mongod {
+    fn deref(&self) -> &ServerProcess {
         &self.server.as_ref().expect("present until dropped").mongod
     }
 }
 
 impl DerefMut for SharedMongod {
-    fn deref_mut(&mut self) -> &mut Mongod {
+    fn deref_mut(&mut self) -> &mut ServerProcess {
         &mut self.server.as_mut().expect("present until dropped").mongod
     }
 }

@@ -102,7 +102,7 @@ impl Run {
             2 => (&mut one.process, Some(&one.admin)),
             3 => (&mut two.process, Some(&two.admin)),
             4 => (&mut self.limiter.process, Some(&self.limiter.admin)),
-            5 => (servers.mongod.process(), None),
+            5 => (&mut servers.mongod.process, None),
             6 => (&mut servers.here.process, Some(&servers.here.admin)),
             _ => (&mut servers.there.process, Some(&servers.there.admin)),
         };

@@ -9,8 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;
 use testkit::{
-    admin,
-    mongod::Mongod,
+    admin, mongod,
     programs::{Process, free_address},
 };
 use tokio::{
@@ -71,8 +70,8 @@ async fn consumer_connects_through_a_unix_socket() -> Result<()> {
     let sockets = TempDir::new_in("/tmp")?;
     let prefix = sockets.path().display().to_string();
     let more = ["--unixSocketPrefix", &prefix];
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &more).await?;
-    let socket = format!("{prefix}/mongodb-{}.sock", mongod.address().port());
+    let mongod = mongod::start_with(&dir.path().join("mongod"), &more).await?;
+    let socket = format!("{prefix}/mongodb-{}.sock", mongod.address.port());
     let store = format!("mongodb://{}", socket.replace('/', "%2F"));
     check_store(&dir, &store, &[]).await.map(drop)
 }
@@ -154,8 +153,8 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
         &certificates.authority,
         "--tlsAllowConnectionsWithoutCertificates",
     ];
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &more).await?;
-    let address = mongod.address();
+    let mongod = mongod::start_with(&dir.path().join("mongod"), &more).await?;
+    let address = mongod.address;
     let tls = format!(
         "tls=true&tlsCAFile={}",
         certificates.authority.replace('/', "%2F")
@@ -215,8 +214,8 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
 #[tokio::test]
 async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
-    let address = mongod.address();
+    let mongod = mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
+    let address = mongod.address;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
     let consumer = programs().await?.consumer.display().to_string();
     let secrets = ["exch4nge", "s3cr3t", "s3cr3t/p@ss", "s3cr3t%2Fp%40ss"];
@@ -311,7 +310,7 @@ async fn unsupported_mongod_version_is_reported_until_it_is_upgraded() -> Result
     let dir = TempDir::new()?;
     let mut mongod = shared::start().await?;
     mongod.kill()?;
-    let address = mongod.address();
+    let address = mongod.address;
     wait_until(TIMEOUT, "the port of mongod is free", async || {
         Ok(TcpListener::bind(address).await.is_ok())
     })

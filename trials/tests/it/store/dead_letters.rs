@@ -12,7 +12,7 @@ use mongodb::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{http::HttpClient, mongod::Mongod, scrape::names};
+use testkit::{http::HttpClient, programs::ServerProcess, scrape::names};
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, sync_request, wait_logged, wait_until},
@@ -59,7 +59,7 @@ fn check(letters: &[Value], expected: &[(&str, u32, &str, &str)]) -> Result<()> 
     Ok(())
 }
 
-async fn create_with_validator(mongod: &Mongod, dsp: &str) -> Result<()> {
+async fn create_with_validator(mongod: &ServerProcess, dsp: &str) -> Result<()> {
     let database = Client::with_uri_str(mongod.uri()).await?.database(dsp);
     let validator = doc! { "b": { "$not": { "$regex": "^bad" } } };
     database
@@ -69,7 +69,7 @@ async fn create_with_validator(mongod: &Mongod, dsp: &str) -> Result<()> {
     Ok(())
 }
 
-async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
+async fn unique_buyer_uids(mongod: &ServerProcess, dsp: &str) -> Result<()> {
     let database = Client::with_uri_str(mongod.uri()).await?.database(dsp);
     let unique = IndexOptions::builder().unique(true).build();
     let index = IndexModel::builder()

@@ -25,7 +25,7 @@ use mongodb::{
 use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, Scope, StreamMessage};
 use rustix::process::Signal;
 use tempfile::TempDir;
-use testkit::{http::HttpClient, mongod::Mongod, scrape::names};
+use testkit::{http::HttpClient, programs::ServerProcess, scrape::names};
 
 use crate::{
     documents::Documents,
@@ -173,7 +173,7 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
 }
 
 /// A store with slots for the DSPs 1 to `dsps`.
-async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
+async fn store(mongod: &ServerProcess, dsps: u32) -> Result<MongodbStore> {
     let store = MongodbStore::new(options(mongod.uri()));
     for dsp in 1..=dsps {
         store.retry(dsp, Arc::new(Batch::new(1, 1))).await?;

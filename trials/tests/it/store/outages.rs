@@ -10,7 +10,7 @@ use mongodb::{
 };
 use serde_json::json;
 use tempfile::TempDir;
-use testkit::{admin, mongod::Mongod, scrape::names, tools::skip};
+use testkit::{admin, mongod, scrape::names, tools::skip};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -252,7 +252,7 @@ async fn store_error_is_reported_until_a_write_succeeds() -> Result<()> {
 #[tokio::test]
 async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept("alice", 17, "a").await?;
@@ -260,12 +260,12 @@ async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> 
     consumer.wait_settled(1).await?;
     // After a restart without data loss, the consumer continues.
     mongod.kill()?;
-    mongod.process().wait(TIMEOUT).await?;
+    mongod.process.wait(TIMEOUT).await?;
     mongod.restart().await?;
     producer.accept("bob", 17, "b").await?;
     consumer.wait_lookup("bob", json!({"17": "b"})).await?;
     mongod.kill()?;
-    mongod.process().wait(TIMEOUT).await?;
+    mongod.process.wait(TIMEOUT).await?;
     let data = dir.path().join("mongod/data");
     fs::remove_dir_all(&data)?;
     fs::create_dir(&data)?;
@@ -356,15 +356,15 @@ async fn slow_mongod_is_reported_and_loses_nothing() -> Result<()> {
 #[tokio::test]
 async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
+    let mongod = mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
-    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
+    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address);
     create_user(&boss, "exchange", "another-secret", "readWriteAnyDatabase").await?;
     let producer = Producer::start(&dir, &[]).await?;
     // The password is `p@ss/w:rd secret`.
     let store = format!(
         "mongodb://exchange:p%40ss%2Fw%3Ard%20secret@{}/?authSource=admin",
-        mongod.address()
+        mongod.address
     );
     let mut consumer = Consumer::spawn(&dir, "node", &[&producer.grpc], &store, &[]).await?;
     consumer.wait_not_ready("Authentication failed").await?;
@@ -442,7 +442,7 @@ async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
     let Some(disk) = SmallDisk::mount(dir.path().join("mongod/data"), "512m")? else {
         return Ok(());
     };
-    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut mongod = mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept_load(8, 1_000).await?;
@@ -453,7 +453,7 @@ async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
     // mongod exits when it cannot write.
     consumer.wait_not_ready("store: ").await?;
     check_store_down(&consumer).await?;
-    mongod.process().wait(TIMEOUT).await?;
+    mongod.process.wait(TIMEOUT).await?;
     std::fs::remove_file(filler)?;
     mongod.restart().await?;
     consumer.wait_ready().await?;

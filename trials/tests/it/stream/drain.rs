@@ -9,8 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testkit::{
     http::HttpClient,
-    mongod::Mongod,
-    programs::Process,
+    programs::{Process, ServerProcess},
     scrape::{Samples, names},
 };
 use tokio::net::TcpStream;
@@ -281,11 +280,11 @@ async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
     mongod.kill()?;
-    mongod.process().wait(TIMEOUT).await?;
+    mongod.process.wait(TIMEOUT).await?;
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
-    mongod.process().restart()?;
+    mongod.process.restart()?;
     check_redelivered(&mut mongod, &mut consumer).await
 }
 
@@ -299,7 +298,7 @@ async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(SharedMongod, Produ
 }
 
 /// Checks that the drain logged the unstored batch, and that it is redelivered after the restart.
-async fn check_redelivered(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
+async fn check_redelivered(mongod: &mut ServerProcess, consumer: &mut Consumer) -> Result<()> {
     let log = consumer.process.last_lines(20);
     ensure!(
         log.contains("last batch not stored; it will be redelivered"),

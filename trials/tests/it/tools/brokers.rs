@@ -22,7 +22,7 @@ async fn every_system_delivers_all_cookies_at_a_low_rate() -> Result<()> {
     for system in ["producer", "nats", "jetstream"].into_iter().chain(redis) {
         let value = |name: &str| report.value(&format!("2 × {system}: {name}"));
         assert_eq!(value("lost"), Some(0.0), "{system}: {report:#?}");
-        for name in ["published", "delivered", "server memory"] {
+        for name in ["accepted", "deliveries", "memory"] {
             assert!(value(name) > Some(0.0), "{system}, {name}: {report:#?}");
         }
     }

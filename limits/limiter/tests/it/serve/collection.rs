@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tempfile::TempDir;
-use testkit::mongod::Mongod;
+use testkit::{mongod, programs::ServerProcess};
 
 use crate::serve::harness::{Limiter, wait_until};
 
@@ -17,7 +17,7 @@ const LIMITS: &str = "
 rules = [{ id = 'r', rate = '1/s' }]
 ";
 
-async fn start(mongod: &Mongod) -> Result<(Limiter, Collection<Document>)> {
+async fn start(mongod: &ServerProcess) -> Result<(Limiter, Collection<Document>)> {
     let uri = format!("{}/?directConnection=true", mongod.uri());
     let client = Client::with_uri_str(&uri).await?;
     let collection = client.database("company").collection("limits");
@@ -52,7 +52,7 @@ async fn set(collection: &Collection<Document>, name: &str, burst: u32) -> Resul
     Ok(())
 }
 
-async fn check(mongod: &mut Mongod) -> Result<()> {
+async fn check(mongod: &mut ServerProcess) -> Result<()> {
     let (mut limiter, collection) = start(mongod).await?;
     set(&collection, "a", 2).await?;
     set(&collection, "b", 2).await?;
@@ -77,7 +77,7 @@ async fn check(mongod: &mut Mongod) -> Result<()> {
 
     // While the server is unavailable, the last version stays in effect, also across a restart.
     mongod.kill()?;
-    mongod.process().wait(Duration::from_secs(30)).await?;
+    mongod.process.wait(Duration::from_secs(30)).await?;
     let (log, message) = (limiter.file("log"), "cannot read the collection of limits");
     let is_logged = async || Ok(fs::read_to_string(&log)?.contains(message));
     wait_until(message, is_logged).await?;
@@ -98,17 +98,17 @@ async fn check(mongod: &mut Mongod) -> Result<()> {
 #[tokio::test]
 async fn collection_of_a_standalone_server_is_followed() -> Result<()> {
     let dir = TempDir::new()?;
-    check(&mut Mongod::start(dir.path()).await?).await
+    check(&mut mongod::start(dir.path()).await?).await
 }
 
 #[tokio::test]
 async fn changes_of_a_replica_set_collection_are_applied() -> Result<()> {
     let dir = TempDir::new()?;
     let more = ["--replSet", "rs", "--oplogSize", "100"];
-    let mut mongod = Mongod::start_with(dir.path(), &more).await?;
+    let mut mongod = mongod::start_with(dir.path(), &more).await?;
     let uri = format!("{}/?directConnection=true", mongod.uri());
     let admin = Client::with_uri_str(&uri).await?.database("admin");
-    let members = [doc! { "_id": 0, "host": mongod.address().to_string() }];
+    let members = [doc! { "_id": 0, "host": mongod.address.to_string() }];
     let config = doc! { "_id": "rs", "members": &members[..] };
     admin
         .run_command(doc! { "replSetInitiate": config })

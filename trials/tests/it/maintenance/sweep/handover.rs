@@ -156,7 +156,7 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     let server = Server::connect(&set.uri(), now).await?;
     fill(&server, NAMESPACE, USERS).await?;
     let mut alive = fresh();
-    let primary = direct(set.members[set.wait_primary().await?].address());
+    let primary = direct(set.members[set.wait_primary().await?].address);
     block_deletions(&primary, "node").await?;
     let uri = with_app_name(&set.uri(), "node");
     let maintenance = MaintenanceRun::start_on(ConsumerOptions::default(), &uri, "10T01:10")?;
