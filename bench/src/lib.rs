@@ -7,8 +7,7 @@
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store.
 //!
 //! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), verification of
-//! stores ([`verify`]), reports ([`report`]), and the start and end of a program ([`program`]). `testkit` starts and observes the
-//! processes.
+//! stores ([`verify`]), and reports ([`report`]), which [`program`] prints and writes. `testkit` starts and observes the processes.
 
 pub mod e2e;
 pub mod load;

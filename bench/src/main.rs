@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use bench::{Cli, program};
+use bench::Cli;
+use testkit::program;
 
 fn main() -> ExitCode {
     match Cli::read(std::env::args_os()) {

@@ -30,20 +30,12 @@ pub(crate) struct Programs {
 impl Programs {
     /// Finds or builds the programs. Blocks meanwhile.
     pub(crate) fn find(with_bench: bool) -> Result<Self> {
-        if with_bench {
-            let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
-            let bench = Some(bench);
-            return Ok(Self {
-                producer,
-                consumer,
-                bench,
-            });
-        }
         let [producer, consumer] = find(["producer", "consumer"])?;
+        let bench = with_bench.then(|| find(["bench"])).transpose()?;
         Ok(Self {
             producer,
             consumer,
-            bench: None,
+            bench: bench.map(|[program]| program),
         })
     }
 }

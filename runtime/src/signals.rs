@@ -35,16 +35,6 @@ impl Signals {
         Self::install(&[SignalKind::hangup()])
     }
 
-    /// SIGTERM, SIGINT and SIGHUP, for a program that must stop when its terminal closes.
-    ///
-    /// # Errors
-    /// If the handler cannot be installed.
-    pub fn terminate_or_hangup() -> io::Result<Self> {
-        let (mut all, hangup) = (Self::terminate()?, Self::hangup()?);
-        all.0.extend(hangup.0);
-        Ok(all)
-    }
-
     /// No signals; [`next`](Self::next) never returns.
     pub(crate) fn none() -> Self {
         Self(Vec::new())

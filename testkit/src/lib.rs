@@ -7,6 +7,7 @@
 //! - [`http`] is an HTTP client; [`admin`] uses it for single requests: readiness, lookups, metrics and syncs.
 //!   [`http_server`] is a server for clients under test.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
+//! - [`program`] runs a command-line program until its end or a signal.
 //! - [`numbers`] formats numbers for people.
 //! - [`tools`] finds the tools that a test needs, and skips the test if one is missing.
 //!
@@ -25,6 +26,7 @@ pub mod nats;
 pub mod numbers;
 pub mod observe;
 pub mod producer;
+pub mod program;
 pub mod programs;
 pub mod redis;
 pub mod scrape;

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use bench::program;
 use clap::Parser as _;
+use testkit::program;
 use trials::Cli;
 
 fn main() -> ExitCode {
