@@ -81,7 +81,7 @@ impl Unit {
         shown: &[&str],
     ) -> impl Iterator<Item = Measurement> {
         shown.iter().map(move |percentile| {
-            let value = times.and_then(|times| times.get(percentile));
+            let value = times.map(|times| times.get(percentile));
             self.of(&format!("{prefix}{percentile}"), value)
         })
     }

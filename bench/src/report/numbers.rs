@@ -1,7 +1,6 @@
 //! Histograms, percentiles and averages.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
 use testkit::numbers::duration;
 
 /// A histogram of microseconds with three significant digits.
@@ -30,53 +29,36 @@ impl Micros {
 
     /// The percentiles; `None` if it is empty.
     pub fn percentiles(&self) -> Option<Percentiles> {
-        (!self.0.is_empty()).then(|| Percentiles {
-            p50: self.0.value_at_quantile(0.5),
-            p90: self.0.value_at_quantile(0.9),
-            p99: self.0.value_at_quantile(0.99),
-            p999: self.0.value_at_quantile(0.999),
-            max: self.0.max(),
-        })
+        let quantiles = [
+            ("p50", 0.5),
+            ("p90", 0.9),
+            ("p99", 0.99),
+            ("p99.9", 0.999),
+            ("max", 1.0),
+        ];
+        let micros = quantiles.map(|(name, it)| (name, self.0.value_at_quantile(it)));
+        (!self.0.is_empty()).then_some(Percentiles(micros))
     }
 }
 
-/// Percentiles of a duration, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Percentiles {
-    /// Median.
-    pub p50: u64,
-    /// 90th percentile.
-    pub p90: u64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// 99.9th percentile.
-    pub p999: u64,
-    /// Maximum.
-    pub max: u64,
-}
+/// Percentiles of a duration by name, in microseconds: `p50`, `p90`, `p99`, `p99.9`, `max`.
+#[derive(Debug, Clone, Copy)]
+pub struct Percentiles([(&'static str, u64); 5]);
 
 impl Percentiles {
-    /// All percentiles by name: `p99.9`, `max`.
-    fn named(&self) -> [(&'static str, u64); 5] {
-        [
-            ("p50", self.p50),
-            ("p90", self.p90),
-            ("p99", self.p99),
-            ("p99.9", self.p999),
-            ("max", self.max),
-        ]
-    }
-
     /// The percentile with this name.
-    pub(super) fn get(&self, name: &str) -> Option<u64> {
-        let named = self.named().into_iter().find(|(known, _)| *known == name);
-        named.map(|(_, micros)| micros)
+    ///
+    /// # Panics
+    /// If there is none with this name.
+    pub fn get(&self, name: &str) -> u64 {
+        let named = self.0.iter().find(|(known, _)| *known == name);
+        named.expect("a known name").1
     }
 
     /// The percentiles in one line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
     pub fn line(&self) -> String {
         let each = self
-            .named()
+            .0
             .map(|(name, micros)| format!("{name} {}", duration(micros)));
         each.join("  ")
     }
