@@ -1,10 +1,9 @@
 //! Memory of a process and of the machine.
 
 use procfs::{Current as _, Meminfo, process::Process};
-use serde::Serialize;
 
 /// Memory of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
     /// Resident memory.
     pub resident_bytes: u64,

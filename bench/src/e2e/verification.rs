@@ -36,16 +36,8 @@ impl Verification {
     /// Adds the result to a report.
     pub fn add_to(&self, report: &mut Report) {
         let row = |verdict: &StoreVerdict| {
-            let counts = [
-                ("stored", verdict.stored),
-                ("correct", verdict.correct),
-                ("missing", verdict.missing),
-                ("stale", verdict.stale),
-                ("wrong", verdict.wrong),
-                ("unexpected", verdict.unexpected),
-                ("explained", verdict.explained),
-                ("forgotten duplicates", verdict.forgotten_duplicates),
-            ];
+            let counts = [("stored", verdict.stored), ("correct", verdict.correct)];
+            let counts = counts.into_iter().chain(verdict.differences());
             Row::new(
                 &verdict.node,
                 counts.map(|(name, count)| COUNT.of(name, count)),

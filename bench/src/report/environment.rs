@@ -4,7 +4,7 @@ use std::{env, fs, thread};
 
 use jiff::Timestamp;
 use procfs::{CpuInfo, Current as _};
-use runtime::PROFILE;
+use runtime::{PROFILE, settings::redacted};
 use serde::{Deserialize, Serialize};
 use testkit::{memory, programs::found_programs};
 
@@ -71,24 +71,6 @@ impl Environment {
     }
 }
 
-/// A command-line argument without secrets: credentials in URLs, and the options of a MongoDB URL, which may contain
-/// passwords of keys and session tokens.
-fn redacted(word: &str) -> String {
-    let Some((scheme, rest)) = word.split_once("://") else {
-        return word.to_owned();
-    };
-    // Split at the last `@`: an unescaped `@` in a password is an error, but must not reveal the password.
-    let rest = match rest.rsplit_once('@') {
-        Some((_, host)) => format!("***@{host}"),
-        None => rest.to_owned(),
-    };
-    let rest = match rest.split_once('?') {
-        Some((host, _)) if scheme.contains("mongodb") => format!("{host}?***"),
-        _ => rest,
-    };
-    format!("{scheme}://{rest}")
-}
-
 fn cpu() -> String {
     let info = CpuInfo::current().ok();
     let model = info.as_ref().and_then(|info| info.model_name(0));
@@ -108,7 +90,7 @@ mod tests {
     fn secrets_are_redacted() {
         for (word, expected) in [
             ("--batch=7", "--batch=7"),
-            ("http://127.0.0.1:8080/?a=b", "http://127.0.0.1:8080/?a=b"),
+            ("http://127.0.0.1:8080/?a=b", "http://127.0.0.1:8080/?***"),
             ("mongodb://me:secret@h:1/db", "mongodb://***@h:1/db"),
             (
                 "--store=mongodb+srv://me:se/c@ret@h",

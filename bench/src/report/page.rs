@@ -3,12 +3,9 @@
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use testkit::numbers::grouped;
 
 use super::{
     data::Report,
-    environment::Environment,
-    measurement::{Measurement, Row, Table},
     plot::{self, Plot},
 };
 
@@ -24,6 +21,7 @@ pub(super) fn html(report: &Report) -> Result<String> {
         .iter()
         .map(figure)
         .collect::<Result<Vec<_>>>()?;
+    let environment = serde_json::to_string_pretty(&report.environment)?;
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -46,9 +44,10 @@ pub(super) fn html(report: &Report) -> Result<String> {
                     h2 { "Findings" }
                     ul { @for finding in &report.findings { li { (finding) } } }
                 }
-                @for table in &report.tables { (table_of(table)) }
+                pre tabindex="0" { (report.tables_text()) }
                 @for plot in plots { (plot) }
-                (environment(&report.environment))
+                h2 { "Environment" }
+                pre tabindex="0" { (environment) }
             }
         }
     };
@@ -71,46 +70,7 @@ fn verdict(report: &Report) -> Markup {
     }
 }
 
-fn table_of(table: &Table) -> Markup {
-    html! {
-        h2 { (table.title) }
-        @if !table.note.is_empty() { p.note { (table.note) } }
-        pre tabindex="0" { (table.text()) }
-    }
-}
-
 fn figure(plot: &Plot) -> Result<Markup> {
     let svg = plot::draw(plot)?;
     Ok(html! { figure role="img" aria-label=(plot.title) { (PreEscaped(svg)) } })
-}
-
-fn environment(environment: &Environment) -> Markup {
-    let facts = [
-        ("ended", environment.ended_at.clone()),
-        (
-            "bench",
-            format!("{}, profile {}", environment.version, environment.profile),
-        ),
-        (
-            "processor",
-            format!("{}, {} cores usable", environment.cpu, environment.cores),
-        ),
-        (
-            "memory",
-            format!("{} MiB", grouped(environment.memory_bytes >> 20)),
-        ),
-        ("system", environment.system.clone()),
-    ];
-    let facts = facts.map(|(name, value)| Measurement::text(name, value));
-    let programs = environment.programs.iter();
-    let programs = programs.map(|(name, version)| Measurement::text(name, version));
-    html! {
-        (table_of(&Table {
-            title: "Environment".to_owned(),
-            note: String::new(),
-            rows: vec![Row::new("", facts).with(programs)],
-        }))
-        h2 { "Command" }
-        pre { code { (environment.command.join(" ")) } }
-    }
 }

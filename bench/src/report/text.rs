@@ -10,18 +10,24 @@ use super::{
 impl Report {
     /// The summary for the terminal.
     pub fn summary(&self) -> String {
-        let mut lines = vec![self.title.clone(), String::new()];
-        for table in &self.tables {
-            lines.push(table.title.to_uppercase());
-            lines.extend((!table.note.is_empty()).then(|| table.note.clone()));
-            lines.extend([table.text(), String::new()]);
-        }
+        let mut lines = vec![self.title.clone(), String::new(), self.tables_text()];
         lines.extend(self.findings.iter().cloned());
         lines.extend(
             self.failures
                 .iter()
                 .map(|failure| format!("FAILED    {failure}")),
         );
+        lines.join("\n")
+    }
+
+    /// All tables, each with its heading and note, and an empty line after it.
+    pub(super) fn tables_text(&self) -> String {
+        let mut lines = Vec::new();
+        for table in &self.tables {
+            lines.push(table.title.to_uppercase());
+            lines.extend((!table.note.is_empty()).then(|| table.note.clone()));
+            lines.extend([table.text(), String::new()]);
+        }
         lines.join("\n")
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
 use testkit::numbers::grouped;
 use tokio::time::Instant;
 
@@ -29,7 +28,7 @@ pub struct StoreCheck<'a> {
 }
 
 /// Result of the check of one store.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default)]
 pub struct StoreVerdict {
     /// Name of the node.
     pub node: String,
@@ -51,7 +50,6 @@ pub struct StoreVerdict {
     /// the consumer lost its time.
     pub forgotten_duplicates: u64,
     /// Minimum set of lost requests that explains these pairs.
-    #[serde(skip)]
     pub lost: Vec<LostRequest>,
     /// Examples of unexplained differences.
     pub examples: Vec<String>,
@@ -71,22 +69,22 @@ impl StoreVerdict {
             grouped(self.correct),
             grouped(self.stored)
         );
-        for (count, kind) in [
-            (self.missing, "missing"),
-            (self.stale, "stale"),
-            (self.wrong, "with a wrong value"),
-            (self.unexpected, "never sent"),
-            (self.explained, "lost or stale because of injected faults"),
-            (
-                self.forgotten_duplicates,
-                "older than a duplicate suppressed before a consumer restart",
-            ),
-        ] {
-            if count > 0 {
-                line.push_str(&format!(", {} {kind}", grouped(count)));
-            }
+        for (kind, count) in self.differences().into_iter().filter(|it| it.1 > 0) {
+            line.push_str(&format!(", {} {kind}", grouped(count)));
         }
         line
+    }
+
+    /// Numbers of pairs that are missing or not correct, by kind.
+    pub fn differences(&self) -> [(&'static str, u64); 6] {
+        [
+            ("missing", self.missing),
+            ("stale", self.stale),
+            ("wrong", self.wrong),
+            ("unexpected", self.unexpected),
+            ("explained", self.explained),
+            ("forgotten duplicates", self.forgotten_duplicates),
+        ]
     }
 }
 
