@@ -15,6 +15,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::Result;
 use clap::Args;
+use runtime::settings::time;
 use testkit::cluster::ClusterArgs;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +28,7 @@ pub use self::{
 };
 use crate::{
     report::{Report, ReportArgs},
-    values::{parse_rate, parse_time},
+    values::{TIME_MAX, parse_rate},
 };
 
 /// Duration of the warm-up at the first rate, which creates databases and fills buffers.
@@ -53,7 +54,7 @@ pub struct E2eArgs {
     )]
     pub rates: Vec<NonZeroU64>,
     /// Duration of each step (minimum 3s).
-    #[arg(long, value_parser = |text: &str| parse_time(text, STEP_MIN), default_value = "15s")]
+    #[arg(long, value_parser = time(STEP_MIN..=TIME_MAX), default_value = "15s")]
     pub step: Duration,
     /// Options of the cluster.
     #[command(flatten)]

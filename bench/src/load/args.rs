@@ -8,12 +8,13 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::Args;
 use http::Uri;
+use runtime::settings::time;
 
 use super::plan::Plan;
 use crate::{
     report::ReportArgs,
     traffic::{DSPS, REPEATS_CHANGED, Traffic},
-    values::{parse_rate, parse_time},
+    values::{TIME_MAX, parse_rate},
 };
 
 const DURATION_MIN: Duration = Duration::from_millis(1);
@@ -37,7 +38,7 @@ pub struct LoadArgs {
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
     /// Duration of the load, up to 30 days [default: 10s; with --requests, until all are sent].
-    #[arg(short, long, value_parser = |text: &str| parse_time(text, DURATION_MIN))]
+    #[arg(short, long, value_parser = time(DURATION_MIN..=TIME_MAX))]
     pub duration: Option<Duration>,
     /// Number of requests over all connections.
     #[arg(short, long)]
@@ -76,17 +77,12 @@ pub struct TrafficArgs {
     /// Number of DSPs, uniformly distributed.
     #[arg(long, default_value_t = NonZeroU32::new(DSPS).unwrap_or(NonZeroU32::MIN))]
     pub dsps: NonZeroU32,
-    /// First DSP id. --dsps 1 --first-dsp 17 sends cookies of DSP 17 only.
-    #[arg(long, default_value = "1", value_name = "ID")]
-    pub first_dsp: NonZeroU32,
 }
 
 impl TrafficArgs {
     fn traffic(&self) -> Traffic {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..));
-        let traffic = Traffic::new(seed, self.users)
-            .with_dsps(self.dsps)
-            .with_first_dsp(self.first_dsp);
+        let traffic = Traffic::new(seed, self.users).with_dsps(self.dsps);
         match self.users {
             None => traffic,
             Some(_) => traffic.with_repeats_changed(REPEATS_CHANGED),
@@ -100,7 +96,11 @@ impl LoadArgs {
     /// # Errors
     /// Arguments contradict each other.
     pub fn plan(&self) -> Result<Plan> {
-        self.check()?;
+        let (urls, connections) = (self.url.len(), self.connections);
+        ensure!(
+            urls <= connections.get(),
+            "{connections} connections cannot cover {urls} URLs; increase --connections"
+        );
         let default = self.requests.is_none().then_some(DURATION_DEFAULT);
         Ok(Plan {
             urls: self.url.clone(),
@@ -115,23 +115,6 @@ impl LoadArgs {
             hostile: self.hostile,
             keeps_history: false,
         })
-    }
-
-    /// Checks constraints between arguments.
-    fn check(&self) -> Result<()> {
-        let traffic = &self.traffic;
-        let dsps_before = traffic.first_dsp.get() - 1;
-        ensure!(
-            dsps_before.checked_add(traffic.dsps.get()).is_some(),
-            "--first-dsp {}: the last DSP id does not fit into 32 bits",
-            traffic.first_dsp
-        );
-        let (urls, connections) = (self.url.len(), self.connections);
-        ensure!(
-            urls <= connections.get(),
-            "{connections} connections cannot cover {urls} URLs; increase --connections"
-        );
-        Ok(())
     }
 }
 
@@ -165,7 +148,6 @@ mod tests {
     fn flags_become_a_plan_with_an_end() {
         check("", None, Some(10), 1);
         check("-r 5", None, None, 1);
-        check("-r 5 --first-dsp 4294967276", None, None, 1);
         check("-p 16 -d 3s", None, Some(3), 16);
         check("-l 40000", Some(40_000), Some(10), 32_768);
         check("-l 40000 -c 5000", Some(40_000), Some(10), 4_096);
@@ -181,9 +163,7 @@ mod tests {
             "-d 0s",
             "-d 31days",
             "--users 0",
-            "--first-dsp 0",
-            "--first-dsp 4294967277",
-            "--first-dsp 4294967295 --dsps 2",
+            "--dsps 0",
         ] {
             assert!(parse(flags).is_err(), "{flags}");
         }

@@ -6,9 +6,10 @@ use anyhow::{Result, bail};
 use bench::{
     e2e::DriveArgs,
     report::ReportArgs,
-    values::{parse_rate, parse_time},
+    values::{TIME_MAX, parse_rate},
 };
 use clap::{Args, ValueEnum as _};
+use runtime::settings::time;
 use testkit::cluster::ClusterArgs;
 
 use super::plan::FaultKind;
@@ -25,7 +26,7 @@ const TIME_MIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// Duration of the load.
-    #[arg(long = "for", value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "10m")]
+    #[arg(long = "for", value_name = "TIME", value_parser = time(TIME_MIN..=TIME_MAX), default_value = "10m")]
     pub duration: Duration,
     /// Requests per second.
     #[arg(short = 'l', long, value_parser = parse_rate, default_value = "20000")]
@@ -48,7 +49,7 @@ pub struct SoakArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Faults")]
 pub struct FaultArgs {
-    /// Kind of fault to inject, with its mean interval [default: --fault-every]. Repeatable.
+    /// Kind of fault to inject, with its mean interval. Repeatable.
     ///
     /// kill-consumer, kill-mongod: SIGKILL, and a restart after 0.2 to 3 s.
     /// stop-consumer, stop-mongod: SIGSTOP for 1 to 5 s.
@@ -59,25 +60,23 @@ pub struct FaultArgs {
     /// partition-node: drops all packets between a node and the producers for 1 s to --partition-max. Requires root.
     /// drop-inbound-node: drops only packets to the node, as with a half-open connection.
     /// drop-outbound-node: drops only packets from the node.
-    #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
-    pub faults: Vec<(FaultKind, Option<Duration>)>,
-    /// Mean interval of faults for which --fault sets none.
-    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
+    #[arg(long = "fault", value_name = "KIND=TIME", value_parser = parse_fault, verbatim_doc_comment)]
+    pub faults: Vec<(FaultKind, Duration)>,
+    /// Mean interval of the faults of --all-faults for which --fault sets none.
+    #[arg(long, value_name = "TIME", value_parser = time(TIME_MIN..=TIME_MAX), default_value = "30s")]
     pub fault_every: Duration,
     /// Inject all kinds of faults that the store and this machine support. restart-producer has four times the interval,
     /// because no other fault may be active around it.
     #[arg(long)]
     pub all_faults: bool,
     /// Maximum duration of a partition.
-    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = time(TIME_MIN..=TIME_MAX), default_value = "60s")]
     pub partition_max: Duration,
 }
 
-fn parse_fault(text: &str) -> Result<(FaultKind, Option<Duration>), String> {
-    let (name, every) = match text.split_once('=') {
-        Some((name, every)) => (name, Some(parse_time(every, TIME_MIN)?)),
-        None => (text, None),
-    };
+fn parse_fault(text: &str) -> Result<(FaultKind, Duration), String> {
+    let (name, every) = text.split_once('=').ok_or("use KIND=TIME")?;
+    let every = time(TIME_MIN..=TIME_MAX)(every).map_err(|error| error.to_string())?;
     Ok((FaultKind::from_str(name, false)?, every))
 }
 
@@ -90,28 +89,29 @@ impl FaultArgs {
     ) -> Result<Vec<(FaultKind, Duration)>> {
         let mut kinds = Vec::new();
         for &kind in FaultKind::value_variants() {
-            let every = match self.faults.iter().rfind(|(selected, _)| *selected == kind) {
-                Some((_, every)) => every.unwrap_or(self.fault_every),
-                None if self.all_faults
-                    && (has_mongod || !kind.needs_mongod())
-                    && (no_partitions.is_none() || kind.partition().is_none()) =>
-                {
-                    match kind {
-                        FaultKind::RestartProducer => self.fault_every * 4,
-                        _ => self.fault_every,
-                    }
+            let selected = self.faults.iter().rfind(|(it, _)| *it == kind);
+            let unavailable = match no_partitions {
+                Some(reason) if kind.partition().is_some() => {
+                    Some(format!("network partitions are unavailable: {reason}"))
                 }
-                None => continue,
+                _ if kind.needs_mongod() && !has_mongod => {
+                    Some("this run starts no mongod; use --store mongodb or mixed".to_owned())
+                }
+                _ => None,
             };
-            if kind.partition().is_some()
-                && let Some(reason) = no_partitions
-            {
-                bail!("{kind:?}: network partitions are unavailable: {reason}");
+            match (selected, unavailable) {
+                (Some(_), Some(reason)) => bail!("{kind:?}: {reason}"),
+                (Some((_, every)), None) => kinds.push((kind, *every)),
+                (None, None) if self.all_faults => {
+                    let factor = if kind == FaultKind::RestartProducer {
+                        4
+                    } else {
+                        1
+                    };
+                    kinds.push((kind, self.fault_every * factor));
+                }
+                (None, _) => {}
             }
-            if kind.needs_mongod() && !has_mongod {
-                bail!("{kind:?}: this run starts no mongod; use --store mongodb or mixed");
-            }
-            kinds.push((kind, every));
         }
         Ok(kinds)
     }
@@ -128,17 +128,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fault_has_a_kind_and_an_optional_interval() {
-        let seconds = |seconds| Some(Duration::from_secs(seconds));
-        assert_eq!(
-            parse_fault("drop-outbound-node"),
-            Ok((FaultKind::DropOutboundNode, None))
-        );
+    fn fault_has_a_kind_and_an_interval() {
         assert_eq!(
             parse_fault("kill-mongod=5s"),
-            Ok((FaultKind::KillMongod, seconds(5)))
+            Ok((FaultKind::KillMongod, Duration::from_secs(5)))
         );
-        assert!(parse_fault("kill-everything").is_err());
-        assert!(parse_fault("kill-mongod=soon").is_err());
+        for text in ["kill-mongod", "kill-everything=5s", "kill-mongod=soon"] {
+            assert!(parse_fault(text).is_err(), "{text}");
+        }
     }
 }

@@ -97,20 +97,16 @@ impl FaultInjector {
 
     /// Fails if a process exited without a fault.
     fn check(&self, cluster: &mut Cluster) -> Result<()> {
-        let is_expected = |target| self.is_struck(target);
-        for (index, producer) in cluster.producers.iter_mut().enumerate() {
-            if !is_expected(FaultTarget::Producer(index)) {
-                producer.process.check()?;
-            }
-        }
-        for (index, node) in cluster.nodes.iter_mut().enumerate() {
-            if !is_expected(FaultTarget::Consumer(index)) {
-                node.process.check()?;
-            }
-            if let Some(mongod) = node.backend.process()
-                && !is_expected(FaultTarget::Mongod(index))
-            {
-                mongod.check()?;
+        let nodes = 0..cluster.nodes.len();
+        let producers = (0..cluster.producers.len()).map(FaultTarget::Producer);
+        let consumers = nodes.clone().map(FaultTarget::Consumer);
+        let targets = producers
+            .chain(consumers)
+            .chain(nodes.map(FaultTarget::Mongod));
+        for target in targets.filter(|it| !self.is_struck(*it)) {
+            // A node with an embedded store has no mongod.
+            if let Ok((_, process)) = process_of(cluster, target) {
+                process.check()?;
             }
         }
         Ok(())
