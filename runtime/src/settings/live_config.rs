@@ -144,34 +144,30 @@ impl LiveConfig {
         apply: impl Fn(&A::Config),
     ) -> ReloadEvent<ConfigChange> {
         let contents = contents(self.file.as_ref());
-        let event = self.detector.check(&contents, is_forced, || {
-            load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
-        });
-        match event {
-            ReloadEvent::Replaced(loaded) => {
-                apply(&loaded.config);
-                ReloadEvent::Replaced(self.update(&loaded))
-            }
-            ReloadEvent::Unchanged => ReloadEvent::Unchanged,
-            ReloadEvent::Failed(error) => ReloadEvent::Failed(error),
+        self.detector.check(&contents, is_forced, || {
+            let loaded = load::<A>(self.arguments.iter().cloned());
+            let loaded = loaded.map_err(|error| one_line(&error.to_string()))?;
+            apply(&loaded.config);
+            Ok(update(&mut self.running, &loaded))
+        })
+    }
+}
+
+/// Applies the changes to the settings that are `running`.
+fn update<A: Settings>(running: &mut EffectiveSettings, loaded: &Loaded<A>) -> ConfigChange {
+    let is_live = |setting: &&Setting| setting.reload_mode == ReloadMode::Live;
+    let differ = loaded.effective.differences(running);
+    let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_live);
+    for setting in &changed {
+        running.replace(setting);
+        if setting.id == "log_filter" {
+            logging::set_filter(&A::common(&loaded.config).log_filter);
         }
     }
-
-    fn update<A: Settings>(&mut self, loaded: &Loaded<A>) -> ConfigChange {
-        let is_live = |setting: &&Setting| setting.reload_mode == ReloadMode::Live;
-        let differ = loaded.effective.differences(&self.running);
-        let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_live);
-        for setting in &changed {
-            self.running.replace(setting);
-            if setting.id == "log_filter" {
-                logging::set_filter(&A::common(&loaded.config).log_filter);
-            }
-        }
-        let flags = |settings: Vec<&Setting>| settings.into_iter().map(Setting::flag).collect();
-        ConfigChange {
-            changed: flags(changed),
-            needs_restart: flags(others),
-        }
+    let flags = |settings: Vec<&Setting>| settings.into_iter().map(Setting::flag).collect();
+    ConfigChange {
+        changed: flags(changed),
+        needs_restart: flags(others),
     }
 }
 

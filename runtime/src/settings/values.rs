@@ -1,6 +1,6 @@
 //! Parsers of setting values within ranges, for the `value_parser` of a flag.
 
-use std::{error::Error, ffi::OsStr, fmt, net::SocketAddr, ops::RangeInclusive, time::Duration};
+use std::{error::Error, ffi::OsStr, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
 use clap::{Arg, Command, builder::PossibleValue};
 
@@ -8,7 +8,8 @@ use clap::{Arg, Command, builder::PossibleValue};
 pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Why a text is not a valid value of a setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
 pub struct InvalidValue {
     reason: String,
     /// The valid range, if there is one.
@@ -23,14 +24,6 @@ impl From<String> for InvalidValue {
         }
     }
 }
-
-impl fmt::Display for InvalidValue {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.reason)
-    }
-}
-
-impl Error for InvalidValue {}
 
 /// The error of `value` under the parser of this flag; `None` if the value is valid.
 pub(super) fn error_of(argument: &Arg, value: &OsStr) -> Option<InvalidValue> {
