@@ -74,7 +74,8 @@ pub(crate) const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
-/// The value of [`Parts::lag_max`] outside tests.
+/// The values of [`Parts::rows_per_second`] and [`Parts::lag_max`] outside tests.
+pub(crate) const ROWS_PER_SECOND: usize = 500_000;
 pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum memory of all concurrent requests, and of the responses stored for repeated requests.
@@ -116,6 +117,8 @@ pub struct Parts {
     pub deletions: IntCounterVec,
     /// Limits of the API.
     pub limits: ApiLimits,
+    /// Maximum number of rows of bulk requests per second for each token.
+    pub rows_per_second: usize,
     /// Maximum lag of a node. Beyond it, bulk requests are rejected.
     pub lag_max: Duration,
 }
@@ -150,10 +153,7 @@ impl Api {
         for kind in KINDS {
             requests.with_label_values(&[kind.status.as_str()]);
         }
-        let rates = [
-            parts.limits.api_requests_per_second,
-            parts.limits.api_rows_per_second,
-        ];
+        let rates = [parts.limits.api_requests_per_second, parts.rows_per_second];
         // A burst is the number allowed in one second.
         let rates = rates.map(|rate| (format!("{rate}/s"), rate as u64));
         Ok(Self {
@@ -259,10 +259,10 @@ impl Api {
             .charge(&demand, count, Instant::now(), wait_max);
         charged.map_err(|retry_after| {
             let what = ["requests", "rows"][rate];
-            let limits = self.inner.parts.limits;
+            let parts = &self.inner.parts;
             let quota = Quota {
                 policy: what.to_owned(),
-                limit: [limits.api_requests_per_second, limits.api_rows_per_second][rate] as u64,
+                limit: [parts.limits.api_requests_per_second, parts.rows_per_second][rate] as u64,
                 window: Duration::from_secs(1),
                 remaining: 0,
                 reset: retry_after,

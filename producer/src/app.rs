@@ -256,6 +256,7 @@ impl App {
             draining: self.draining.clone(),
             deletions: parts.deletions.clone(),
             limits: config.api.limits,
+            rows_per_second: api::ROWS_PER_SECOND,
             lag_max: api::LAG_MAX,
         };
         let api = Api::new(api, config.api.tokens.clone(), &self.services.registry)?;
@@ -320,7 +321,7 @@ fn open_log(
     registry: &Registry,
 ) -> anyhow::Result<(Log, EpochHistory)> {
     let (epoch_history, current_epoch) = epoch_history::begin(
-        config.network.state.as_deref(),
+        &config.network.state,
         producer_id,
         epoch_history::new_epoch(),
         registry,

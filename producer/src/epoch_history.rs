@@ -52,10 +52,13 @@ use prometheus::IntGauge;
 use proto::v1::{Cursor, Tail};
 use runtime::{metrics::Registry, unix_micros};
 
-pub(crate) use self::record::{fnv, fnv_after};
 use self::{
     file::RecordFile,
     record::{EPOCHS_MAX, RecordEntry},
+};
+pub(crate) use self::{
+    file::open_private,
+    record::{fnv, fnv_after},
 };
 use crate::log::{Progress, Sequence};
 
@@ -90,35 +93,31 @@ pub struct CurrentEpoch {
 }
 
 /// Begins an epoch of the producer `id`: `candidate`, or the next epoch after the recorded ones if that is larger. The record
-/// is in `dir`; `None` for no record.
+/// is in `dir`, if this is a directory in memory.
 ///
 /// Reads and writes a small file once, and never waits for another process.
 ///
 /// # Errors
 /// When the metric is registered already.
 pub fn begin(
-    dir: Option<&Path>,
+    dir: &Path,
     id: &str,
     candidate: u64,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, Option<CurrentEpoch>)> {
     let recorded: IntGauge = registry.add(metric_defs::producer::EPOCH_HISTORY_RECORDED)?;
-    let path = dir.unwrap_or(Path::new(DEFAULT_DIR)).join(record_name(id));
-    let error = match dir.map(|_| open(&path, candidate, &recorded)) {
-        Some(Ok((history, current))) => return Ok((history, Some(current))),
-        Some(Err(error)) => Some(error),
-        None => None,
+    let path = dir.join(record_name(id));
+    let error = match open(&path, candidate, &recorded) {
+        Ok((history, current)) => return Ok((history, Some(current))),
+        Err(error) => error,
     };
     // Otherwise the next run would compute losses without this epoch.
     remove(&path);
-    match error {
-        Some(error) => tracing::warn!(
-            path = %path.display(),
-            %error,
-            "epoch history unavailable; the loss from a crash will have no known maximum"
-        ),
-        None => tracing::info!("epoch history disabled"),
-    }
+    tracing::warn!(
+        path = %path.display(),
+        %error,
+        "epoch history unavailable; the loss from a crash will have no known maximum"
+    );
     let history = EpochHistory {
         epoch: candidate,
         earlier: Vec::new(),

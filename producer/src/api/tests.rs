@@ -28,7 +28,7 @@ fn api() -> Api {
 }
 
 /// An API with this maximum number of rows per second, and these DSP limits.
-fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
+fn api_with(rows_per_second: usize, limits: Option<&str>) -> Api {
     let registry = Registry::new();
     let log = Log::new(log::Config {
         epoch: 7,
@@ -61,8 +61,8 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
         limits: ApiLimits {
             deletion_confirmations: 0,
             api_requests_per_second: 1_000,
-            api_rows_per_second,
         },
+        rows_per_second,
         // A node lags from its first unread sealed chunk on.
         lag_max: Duration::ZERO,
     };

@@ -66,7 +66,7 @@ fn connection_limits(config: &Config) -> (Limits, Limits, Limits) {
         connections_per_address_max: limits.http_connections_per_address,
         request_timeout: Some(limits.request_timeout),
         idle_timeout: limits.idle_timeout,
-        write_timeout: Some(limits.write_timeout),
+        write_timeout: Some(limits.request_timeout),
     };
     let per_address = limits.grpc_connections_per_address;
     let grpc = Limits {

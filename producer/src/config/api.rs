@@ -10,9 +10,6 @@ use runtime::{
 
 use crate::{api::tokens, contracts::origin, edge::opt_out};
 
-/// Maximum number of origins in a setting.
-const ORIGINS_MAX: usize = 32;
-
 /// The settings as written.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "API")]
@@ -66,16 +63,6 @@ pub struct ApiLimits {
         value_parser = count(1..=1_000_000)
     )]
     pub api_requests_per_second: usize,
-
-    /// Maximum number of rows of bulk requests per second for each API token
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "500000",
-        hide_short_help = true,
-        value_parser = count(1_000..=100_000_000)
-    )]
-    pub api_rows_per_second: usize,
 }
 
 /// The validated settings of the API.
@@ -111,11 +98,6 @@ impl ApiArgs {
         ] {
             if !origins.is_empty() && !self.opt_out {
                 errors.add(format!("{flag}: has no effect without --opt-out"));
-            }
-            if origins.len() > ORIGINS_MAX {
-                errors.add(format!(
-                    "{flag}: too many origins: the maximum is {ORIGINS_MAX}"
-                ));
             }
         }
         ApiConfig {

@@ -5,7 +5,6 @@
 //! sizes of the log are fixed at startup.
 
 use std::{
-    convert::Infallible,
     net::{AddrParseError, IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
@@ -117,12 +116,12 @@ pub struct Network {
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
-    /// Directory for the epoch history (a record of earlier runs), or `none`
+    /// Directory for the epoch history (a record of earlier runs)
     ///
     /// After a restart, consumers learn from this history how many cookies they missed. The directory must be in memory (tmpfs), and the
     /// same for every run of a producer.
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_parser = parse_state)]
-    pub state: std::option::Option<PathBuf>,
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
+    pub state: PathBuf,
 }
 
 /// HTTP cookies of browsers.
@@ -306,7 +305,7 @@ pub struct ResourceLimits {
     )]
     pub grpc_connections_per_address: std::option::Option<usize>,
 
-    /// Time limit for an HTTP client to send the headers of a request
+    /// Time limit for an HTTP client to send the headers of a request, or to read a response
     #[arg(
         long,
         group = RELOADED,
@@ -326,17 +325,6 @@ pub struct ResourceLimits {
         value_parser = time(ms(10)..=TIME_MAX)
     )]
     pub idle_timeout: Duration,
-
-    /// Maximum time that a response may be blocked because the HTTP client does not read it
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "TIME",
-        default_value = "10s",
-        hide_short_help = true,
-        value_parser = time(ms(10)..=TIME_MAX)
-    )]
-    pub write_timeout: Duration,
 }
 
 /// Time limits of the shutdown.
@@ -381,11 +369,6 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
             "must have at most 256 bytes of printable characters, without a space at either end",
         ),
     }
-}
-
-fn parse_state(text: &str) -> Result<Option<PathBuf>, Infallible> {
-    let dir = if text.is_empty() { DEFAULT_DIR } else { text };
-    Ok((dir != "none").then(|| dir.into()))
 }
 
 fn domain(text: &str) -> Result<String, String> {

@@ -56,17 +56,6 @@ fn grpc_address_beyond_loopback_requires_authentication_or_an_explicit_setting()
 }
 
 #[test]
-fn state_flag_selects_a_directory_or_disables_the_history() {
-    for (flag, state) in [
-        ("--state=/dev/shm", Some("/dev/shm")),
-        ("--state=none", None),
-        ("--state=/run/p", Some("/run/p")),
-    ] {
-        assert_eq!(load(&[flag]).unwrap().network.state, state.map(Into::into));
-    }
-}
-
-#[test]
 fn load_balancers_are_addresses_or_networks() {
     let config = load(&["--proxy-protocol-from=10.0.0.0/8,192.0.2.1, 2001:db8::/32"]).unwrap();
     let proxies = format!("{:?}", config.network.proxies());

@@ -22,6 +22,19 @@ use super::record::{self, RECORD_BYTES, RecordEntry};
 /// Magic number of tmpfs, the in-memory file system of Linux.
 const TMPFS: FsWord = 0x0102_1994;
 
+/// Opens or creates a file that only this user can read and write; does not follow symbolic links.
+pub(crate) fn open_private(path: &Path, truncate: bool) -> io::Result<File> {
+    let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(truncate)
+        .mode(0o600)
+        .custom_flags(no_follow)
+        .open(path)
+}
+
 /// An open file that may contain a record, locked until this value is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct RecordFile {
@@ -33,15 +46,7 @@ pub(super) struct RecordFile {
 impl RecordFile {
     /// Opens or creates the file.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
-        let no_follow = i32::try_from(OFlags::NOFOLLOW.bits())?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(no_follow)
-            .open(path)?;
+        let file = open_private(path, false)?;
         let found = file.metadata()?;
         let is_own = found.is_file()
             && found.uid() == geteuid().as_raw()

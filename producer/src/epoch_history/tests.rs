@@ -25,7 +25,7 @@ fn start(dir: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
 }
 
 fn try_start(dir: &TempDir, now: u64) -> (EpochHistory, Option<CurrentEpoch>) {
-    begin(Some(dir.path()), "p:7676", now, &Registry::new()).unwrap()
+    begin(dir.path(), "p:7676", now, &Registry::new()).unwrap()
 }
 
 fn path(dir: &TempDir) -> PathBuf {
@@ -168,11 +168,10 @@ fn unrecorded_epoch_makes_the_history_unknown() {
 
 #[test]
 fn missing_directory_disables_only_the_record() {
-    for dir in [Some(Path::new("/nonexistent/directory")), None] {
-        let (history, current) = begin(dir, "p", NOW, &Registry::new()).unwrap();
-        assert!(current.is_none());
-        assert_eq!((history.epoch(), history.tail(&cursor(1, 1))), (NOW, None));
-    }
+    let dir = Path::new("/nonexistent/directory");
+    let (history, current) = begin(dir, "p", NOW, &Registry::new()).unwrap();
+    assert!(current.is_none());
+    assert_eq!((history.epoch(), history.tail(&cursor(1, 1))), (NOW, None));
 }
 
 #[test]

@@ -6,13 +6,13 @@
 //! second copy equal to the first.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, BufWriter, ErrorKind, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use anyhow::Context as _;
 use bytes::{Buf as _, Bytes};
 use proto::{
     ids,
@@ -22,10 +22,9 @@ use proto::{
     },
 };
 use runtime::file_lock::FileLock;
-use rustix::fs::OFlags;
 
 use super::cookie_table::QueuedCookie;
-use crate::epoch_history::{fnv, fnv_after};
+use crate::epoch_history::{fnv, fnv_after, open_private};
 
 const MAGIC: &[u8] = b"cookiesync limits spool 1\n";
 
@@ -44,16 +43,9 @@ impl Spool {
     ///
     /// # Errors
     /// When another process has locked it, or its directory is not writable.
-    pub(crate) fn lock(path: PathBuf) -> io::Result<Self> {
-        let lock =
-            FileLock::acquire(create(&with_suffix(&path, ".lock"))?).map_err(
-                |error| match error {
-                    fs::TryLockError::WouldBlock => {
-                        io::Error::other("another process is using this spool")
-                    }
-                    fs::TryLockError::Error(error) => error,
-                },
-            )?;
+    pub(crate) fn lock(path: PathBuf) -> anyhow::Result<Self> {
+        let lock = FileLock::acquire(open_private(&with_suffix(&path, ".lock"), true)?);
+        let lock = lock.context("another process is using this spool")?;
         Ok(Self {
             path,
             _lock: Arc::new(lock),
@@ -109,20 +101,8 @@ impl Spool {
     }
 }
 
-/// Creates a file that only this user can read and write; does not follow symbolic links.
-fn create(path: &Path) -> io::Result<File> {
-    let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(no_follow)
-        .open(path)
-}
-
 fn write(path: &Path, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Result<()> {
-    let mut file = BufWriter::with_capacity(1 << 20, create(path)?);
+    let mut file = BufWriter::with_capacity(1 << 20, open_private(path, true)?);
     // Overwritten at the end, when the checksum is known.
     file.write_all(&[0; HEADER_BYTES])?;
     let (mut sum, mut first) = (fnv(&[]), 1);

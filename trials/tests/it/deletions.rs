@@ -16,13 +16,8 @@ use crate::{
     mongods::shared,
 };
 
-/// Flags with API limits that no test reaches.
-const UNLIMITED: [&str; 4] = [
-    "--api-requests-per-second",
-    "1000000",
-    "--api-rows-per-second",
-    "100000000",
-];
+/// Flags with a limit of API requests that no test reaches.
+const UNLIMITED: [&str; 2] = ["--api-requests-per-second", "1000000"];
 
 /// A producer with an API, and the address of the API.
 pub(crate) async fn start_producer(dir: &TempDir, flags: &[&str]) -> Result<(Producer, String)> {

@@ -4,7 +4,7 @@
 
 mod client;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Request, Response};
@@ -63,7 +63,8 @@ impl Producer {
         });
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
-        let (epoch_history, _) = epoch_history::begin(None, "producer", epoch, &registry).unwrap();
+        let (epoch_history, _) =
+            epoch_history::begin(Path::new("/none"), "producer", epoch, &registry).unwrap();
         let times_to_live = TimesToLive::default();
         let config = Config {
             log: log.clone(),

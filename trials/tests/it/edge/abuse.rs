@@ -141,7 +141,7 @@ async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
 #[tokio::test]
 async fn client_that_never_reads_is_disconnected() -> Result<()> {
     let dir = TempDir::new()?;
-    let producer = Producer::start(&dir, &["--write-timeout", "500ms"]).await?;
+    let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(4096)?;

@@ -357,7 +357,7 @@ async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
     let spool = format!("--limits-spool={}", dir.path().join("waiting").display());
     let first = Producer::start(&dir, &[&limits.flag(), &spool]).await?;
     let program = &programs().await?.producer;
-    let mut flags = vec![limits.flag(), spool, "--state=none".to_owned()];
+    let mut flags = vec![limits.flag(), spool, "--state=/nonexistent".to_owned()];
     for port in ["http", "grpc", "admin"] {
         flags.push(format!("--{port}=127.0.0.1:0"));
     }

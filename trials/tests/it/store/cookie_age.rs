@@ -27,7 +27,7 @@ const DELAY: Duration = Duration::from_secs(600);
 
 /// Starts a producer in this process, on free ports.
 async fn producer() -> Result<App> {
-    let state = "--state=none".to_owned();
+    let state = "--state=/nonexistent".to_owned();
     let ports = ["--http", "--grpc", "--admin"].map(|port| format!("{port}=127.0.0.1:0"));
     let arguments = ["producer".to_owned(), state].into_iter().chain(ports);
     App::start(Config::load(arguments.map(Into::into))?).await

@@ -66,7 +66,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let producer = |more: &[String]| {
         let ports = ["--http", "--grpc", "--admin"].map(|port| format!("{port}=127.0.0.1:0"));
         let args = [
-            vec!["producer".to_owned(), "--state=none".to_owned()],
+            vec!["producer".to_owned(), "--state=/nonexistent".to_owned()],
             ports.to_vec(),
         ];
         let args = args.into_iter().flatten().chain(more.iter().cloned());
