@@ -57,15 +57,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::metrics::register;
 use self::{
     cookie_table::QueuedCookie,
-    counters::RemovalOutcome,
+    counters::CookieOutcome,
     dsp_limits::{DspLimits, RELEASE_BATCH_MAX},
     queue::{Admission, nanos},
     sharing::LeasedShares,
     spool::Spool,
 };
-pub(crate) use self::{counters::DropReason, metrics::register};
 use crate::{
     contracts::file::{ContractsFile, NO_LIMITS},
     log::{AppendBatch, Closed, Deletion, Log, Sequence},
@@ -73,6 +73,8 @@ use crate::{
 
 /// How often [`Inlet::run`] checks for new limits while no cookie is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+const OPEN: &str = "the log is closed only after the inlet is drained";
 
 /// The inlet of one producer; clones share it.
 #[derive(Debug, Clone)]
@@ -262,25 +264,14 @@ impl Inlet {
         let mut released = Vec::new();
         let release = |cookie| released.push(cookie);
         state.dsp_limits.release_due(now, release);
-        self.append_released(&mut state, &released);
+        // Under the lock, so that no later cookie of the same user and DSP is released first.
+        append(&self.shared.log, &released).expect(OPEN);
         let is_idle = state.rules.limits.is_empty() && state.dsp_limits.held() == 0;
         self.shared.is_idle.store(is_idle, Ordering::Relaxed);
         let wait = state.dsp_limits.due().saturating_sub(now);
         let wait = wait.min(nanos(POLL_INTERVAL));
         state.next_wake = now.saturating_add(wait);
         Duration::from_nanos(wait)
-    }
-
-    /// Appends released cookies under the lock, so that no later cookie of the same user and DSP is released first.
-    fn append_released(&self, state: &mut InletState, released: &[QueuedCookie]) {
-        if !append(&self.shared.log, released) {
-            // This would be a bug: the log is closed only after this task has ended.
-            tracing::error!(
-                cookies = released.len(),
-                "released cookies are lost, because the log is closed"
-            );
-            state.is_draining = true;
-        }
     }
 
     fn update_rules(&self, state: &mut InletState, now: u64) {
@@ -322,22 +313,22 @@ impl Inlet {
         let mut state = self.state();
         let mut batches = cookies.chunks(RELEASE_BATCH_MAX);
         let outcome = if is_spooled {
-            RemovalOutcome::Spooled
-        } else if batches.all(|batch| append(log, batch)) {
-            RemovalOutcome::ReleasedEarly
+            CookieOutcome::Spooled
+        } else if batches.all(|batch| append(log, batch).is_ok()) {
+            CookieOutcome::ReleasedEarly
         } else {
-            RemovalOutcome::Dropped(DropReason::Drain)
+            CookieOutcome::Drain
         };
         state.dsp_limits.settle(outcome);
         drop(state);
         let cookies = count;
         match outcome {
             _ if count == 0 => {}
-            RemovalOutcome::Spooled => tracing::info!(cookies, "wrote queued cookies to the spool"),
-            RemovalOutcome::ReleasedEarly => {
+            CookieOutcome::Spooled => tracing::info!(cookies, "wrote queued cookies to the spool"),
+            CookieOutcome::ReleasedEarly => {
                 tracing::info!(cookies, "released queued cookies, ignoring their limits")
             }
-            RemovalOutcome::Dropped(_) => tracing::error!(
+            _ => tracing::error!(
                 cookies,
                 "lost queued cookies: they could be neither spooled nor released"
             ),
@@ -368,7 +359,7 @@ impl Inlet {
         let restore = |cookie| state.dsp_limits.restore(cookie, now);
         let unlimited: Vec<_> = restored.into_iter().filter_map(restore).collect();
         for batch in unlimited.chunks(RELEASE_BATCH_MAX) {
-            self.append_released(&mut state, batch);
+            append(&self.shared.log, batch).expect(OPEN);
         }
         spool.remove();
     }
@@ -386,12 +377,15 @@ fn current_rules(file: Option<&ContractsFile>) -> Arc<Rules> {
     )
 }
 
-/// Appends cookies with their ages; false when the log is closed.
-fn append<'a>(log: &Log, cookies: impl IntoIterator<Item = &'a QueuedCookie>) -> bool {
+/// Appends cookies with their ages.
+fn append<'a>(
+    log: &Log,
+    cookies: impl IntoIterator<Item = &'a QueuedCookie>,
+) -> Result<(), Closed> {
     let cookies = cookies
         .into_iter()
         .map(|queued| (queued.cookie(), queued.accepted_unix_micros));
-    log.append_accepted(cookies).is_ok()
+    log.append_accepted(cookies)
 }
 
 /// Saves cookies in the spool, if they are written by `deadline`.

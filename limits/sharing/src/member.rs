@@ -27,14 +27,25 @@ pub enum ShareState {
 }
 
 impl ShareState {
-    /// All states with their names in metrics.
-    pub const ALL: [(Self, &'static str); 5] = [
-        (Self::Ok, "ok"),
-        (Self::Expired, "expired"),
-        (Self::Fallback, "fallback"),
-        (Self::Guaranteed, "guaranteed"),
-        (Self::Refused, "refused"),
+    /// All states.
+    pub const ALL: [Self; 5] = [
+        Self::Ok,
+        Self::Expired,
+        Self::Fallback,
+        Self::Guaranteed,
+        Self::Refused,
     ];
+
+    /// Its name in metrics and statuses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Expired => "expired",
+            Self::Fallback => "fallback",
+            Self::Guaranteed => "guaranteed",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// The shares of a member at any time after a reply, until the next one.

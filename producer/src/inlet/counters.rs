@@ -13,37 +13,37 @@ use metric_defs::{
 };
 use runtime::metrics::as_f64;
 
-/// Why a cookie was dropped.
+/// What happened to a cookie under a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DropReason {
-    /// It was the oldest cookie of a full queue, or older than the maximum age in the stream format.
+pub(crate) enum CookieOutcome {
+    /// Released at its release time.
+    Released,
+    /// Released before its release time.
+    ReleasedEarly,
+    /// Superseded by a newer cookie of the same user and DSP.
+    Superseded,
+    /// Saved in the spool for the next run.
+    Spooled,
+    /// Dropped as the oldest cookie of a full queue, or because it was older than the maximum age in the stream format.
     Bound,
-    /// It exceeded a limit in police mode.
+    /// Dropped because it exceeded a limit in police mode.
     Police,
-    /// It was queued at shutdown, and could be neither spooled nor released.
+    /// Dropped at shutdown, because it could be neither spooled nor released.
     Drain,
-    /// A deletion covers it.
+    /// Dropped because a deletion covers it.
     Deleted,
 }
 
-impl DropReason {
-    pub(crate) const ALL: [(Self, &str); 4] = [
+impl CookieOutcome {
+    const COUNT: usize = 8;
+
+    /// The outcomes of dropped cookies, with their names in metrics.
+    pub(crate) const DROPPED: [(Self, &str); 4] = [
         (Self::Bound, "bound"),
         (Self::Police, "police"),
         (Self::Drain, "drain"),
         (Self::Deleted, "deleted"),
     ];
-}
-
-/// Outcome of a cookie that was removed from its queue before its release time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RemovalOutcome {
-    /// Appended to the log.
-    ReleasedEarly,
-    /// Saved in the spool for the next run.
-    Spooled,
-    /// Lost.
-    Dropped(DropReason),
 }
 
 /// Why a cookie became overdue.
@@ -62,21 +62,12 @@ impl OverdueReason {
 /// Counters of the cookies accepted under a limit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct LimitCounters {
-    /// Cookies accepted and released immediately. [`LimitCounters::add`] adds them to `accepted` and `released`. This counter
+    /// Cookies accepted and released immediately. [`LimitCounters::add`] adds them to the other counters. This counter
     /// is separate, so that counting moves as little memory as possible between processors.
     passed: u64,
     /// All other accepted cookies, including those restored from the spool.
     pub(crate) accepted: u64,
-    /// Released at their release time.
-    pub(crate) released: u64,
-    /// Released before their release time.
-    pub(crate) released_early: u64,
-    /// Superseded by a newer cookie of the same user and DSP.
-    pub(crate) superseded: u64,
-    /// Dropped, by reason.
-    dropped: [u64; DropReason::ALL.len()],
-    /// Saved for the next run.
-    pub(crate) spooled: u64,
+    outcomes: [u64; CookieOutcome::COUNT],
     /// Times that an overdue cookie was requeued.
     pub(crate) requeued: u64,
     /// Counters of each rule, by rule id.
@@ -113,20 +104,12 @@ impl LimitCounters {
     }
 
     pub(super) fn release(&mut self, delay_nanos: u64) {
-        self.released += 1;
+        self.count(CookieOutcome::Released, 1);
         self.delays.observe(delay_nanos);
     }
 
-    pub(super) fn remove(&mut self, outcome: RemovalOutcome, count: u64) {
-        match outcome {
-            RemovalOutcome::ReleasedEarly => self.released_early += count,
-            RemovalOutcome::Spooled => self.spooled += count,
-            RemovalOutcome::Dropped(reason) => self.drop(reason, count),
-        }
-    }
-
-    pub(super) fn drop(&mut self, reason: DropReason, count: u64) {
-        self.dropped[reason as usize] += count;
+    pub(super) fn count(&mut self, outcome: CookieOutcome, count: u64) {
+        self.outcomes[outcome as usize] += count;
     }
 
     pub(super) fn add_overdue(&mut self, reason: OverdueReason, rule: &str) {
@@ -144,12 +127,9 @@ impl LimitCounters {
     /// Adds the counters of another queue.
     pub(super) fn add(&mut self, other: &Self) {
         self.accepted += other.accepted + other.passed;
-        self.released += other.released + other.passed;
-        self.released_early += other.released_early;
-        self.superseded += other.superseded;
-        self.spooled += other.spooled;
         self.requeued += other.requeued;
-        add(&mut self.dropped, &other.dropped);
+        add(&mut self.outcomes, &other.outcomes);
+        self.count(CookieOutcome::Released, other.passed);
         for (rule, counters) in &other.rules {
             let totals = self.rules.entry(rule.clone()).or_default();
             add(&mut totals.exceeded, &counters.exceeded);
@@ -164,19 +144,15 @@ impl LimitCounters {
         self.accepted + self.passed
     }
 
-    /// Cookies dropped for this reason.
-    pub(crate) fn dropped(&self, reason: DropReason) -> u64 {
-        self.dropped[reason as usize]
+    /// Number of cookies with this outcome.
+    pub(crate) fn of(&self, outcome: CookieOutcome) -> u64 {
+        self.outcomes[outcome as usize]
     }
 
     /// Accepted cookies that are neither in a queue nor have an outcome: always zero.
     #[cfg(test)]
     pub(crate) fn unaccounted(&self, usage: &QueueUsage) -> i128 {
-        let settled = self.released
-            + self.released_early
-            + self.superseded
-            + self.spooled
-            + self.dropped.iter().sum::<u64>();
+        let settled: u64 = self.outcomes.iter().sum();
         let held = usage.queued + usage.overdue + usage.parked;
         i128::from(self.accepted) - i128::from(settled) - i128::from(held)
     }
@@ -215,14 +191,23 @@ pub(crate) struct LimitSummary {
     pub(crate) usage: QueueUsage,
 }
 
+impl LimitSummary {
+    /// Number of cookies with this outcome, for metrics.
+    pub(super) fn count(&self, outcome: CookieOutcome) -> f64 {
+        as_f64(self.counters.of(outcome))
+    }
+}
+
 /// A metric with one series per limit, and its value.
 type Row = (MetricDef, fn(&LimitSummary) -> f64);
 
 /// All metrics with one series per limit.
 pub(super) const ROWS: &[Row] = &[
     (DSP_LIMITS_ACCEPTED, |it| as_f64(it.counters.accepted)),
-    (DSP_LIMITS_SUPERSEDED, |it| as_f64(it.counters.superseded)),
-    (DSP_LIMITS_SPOOLED, |it| as_f64(it.counters.spooled)),
+    (DSP_LIMITS_SUPERSEDED, |it| {
+        it.count(CookieOutcome::Superseded)
+    }),
+    (DSP_LIMITS_SPOOLED, |it| it.count(CookieOutcome::Spooled)),
     (DSP_LIMITS_QUEUED, |it| as_f64(it.usage.queued)),
     (DSP_LIMITS_OVERDUE, |it| as_f64(it.usage.overdue)),
     (DSP_LIMITS_PARKED, |it| as_f64(it.usage.parked)),

@@ -22,7 +22,7 @@ use limits_sharing::dsp_limits::DSPS_MAX;
 pub(super) use self::shares::Shares;
 use super::{
     cookie_table::QueuedCookie,
-    counters::{LimitCounters, LimitSummary, RemovalOutcome},
+    counters::{CookieOutcome, LimitSummary},
     queue::{Admission, DspQueue},
 };
 use crate::log::{Deletion, append_batch::StagedCookie};
@@ -46,8 +46,6 @@ pub(crate) struct DspLimits {
     by_dsp: HashMap<u32, usize, RandomState>,
     /// The queue of all unlisted DSPs.
     unlisted: Option<usize>,
-    /// Counters of removed queues, by limit.
-    retired: BTreeMap<String, LimitCounters>,
     /// The latest time passed by a caller.
     latest: u64,
     /// Queues that may contain cookies of DSPs that now have another queue, by key.
@@ -56,8 +54,6 @@ pub(crate) struct DspLimits {
     non_empty: Vec<usize>,
     /// Number of queues with a non-empty FIFO.
     active: u64,
-    /// Number of removed cookies without an outcome yet, by limit.
-    unsettled: BTreeMap<String, u64>,
     /// Earliest time at which a queue may be due.
     due: u64,
 }
@@ -76,6 +72,8 @@ struct NamedQueue {
     accepted_before: u64,
     /// The contracts file no longer has this limit or key.
     is_closing: bool,
+    /// Number of removed cookies without an outcome yet.
+    unsettled: u64,
     /// It is listed in [`DspLimits::non_empty`].
     is_listed: bool,
 }
@@ -92,12 +90,10 @@ impl DspLimits {
             queues: Vec::new(),
             by_dsp: HashMap::default(),
             unlisted: None,
-            retired: BTreeMap::new(),
             latest: now,
             stray_queues: HashMap::default(),
             non_empty: Vec::new(),
             active: 0,
-            unsettled: BTreeMap::new(),
             due: 0,
         };
         dsp_limits.set_rules(rules, now);
@@ -209,7 +205,7 @@ impl DspLimits {
             {
                 remaining -= 1;
                 let counters = &mut named.queue.counters;
-                counters.remove(RemovalOutcome::ReleasedEarly, 1);
+                counters.count(CookieOutcome::ReleasedEarly, 1);
                 release(cookie);
             }
         }
@@ -252,43 +248,41 @@ impl DspLimits {
     /// Removes all cookies. They count as queued until [`settle`](Self::settle).
     pub(super) fn remove_all(&mut self, now: u64) -> Vec<QueuedCookie> {
         let mut all = Vec::new();
-        for named in &mut self.queues {
+        for NamedQueue {
+            queue, unsettled, ..
+        } in &mut self.queues
+        {
             let before = all.len();
-            all.extend(std::iter::from_fn(|| named.queue.remove_next(now)));
-            let unsettled = self.unsettled.entry(named.name.clone()).or_default();
+            all.extend(std::iter::from_fn(|| queue.remove_next(now)));
             *unsettled += (all.len() - before) as u64;
         }
         all
     }
 
     /// Counts the outcome of all removed cookies.
-    pub(super) fn settle(&mut self, outcome: RemovalOutcome) {
-        for (limit, count) in std::mem::take(&mut self.unsettled) {
-            let counters = self.retired.entry(limit).or_default();
-            counters.remove(outcome, count);
+    pub(super) fn settle(&mut self, outcome: CookieOutcome) {
+        for NamedQueue {
+            queue, unsettled, ..
+        } in &mut self.queues
+        {
+            queue.counters.count(outcome, std::mem::take(unsettled));
         }
     }
 
     /// Number of cookies in all queues, including overdue cookies.
     pub(super) fn held(&self) -> u64 {
-        let queues = self.queues.iter().map(|named| named.queue.len() as u64);
-        queues.chain(self.unsettled.values().copied()).sum()
+        let queues = self.queues.iter();
+        queues.map(|it| it.queue.len() as u64 + it.unsettled).sum()
     }
 
     /// Counters and usage of each limit, by name.
     pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, LimitSummary> {
         let mut summaries: BTreeMap<String, LimitSummary> = BTreeMap::new();
-        for (limit, retired) in &self.retired {
-            let summary = summaries.entry(limit.clone()).or_default();
-            summary.counters.add(retired);
-        }
         for named in &self.queues {
             let summary = summaries.entry(named.name.clone()).or_default();
             summary.counters.add(&named.queue.counters);
             summary.usage.add(&named.queue.usage(now));
-        }
-        for (limit, count) in &self.unsettled {
-            summaries.entry(limit.clone()).or_default().usage.queued += count;
+            summary.usage.queued += named.unsettled;
         }
         summaries
     }

@@ -8,7 +8,7 @@ use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
 use super::{
     Inlet,
-    counters::{DropReason, OverdueReason, ROWS, seconds},
+    counters::{CookieOutcome, OverdueReason, ROWS, seconds},
     sharing::ShareState,
 };
 
@@ -28,15 +28,15 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         family(*metric, samples)
     });
     let released = summaries.iter().flat_map(|(limit, it)| {
-        let of = |timing, count| ([limit.as_str(), timing], as_f64(count));
+        let of = |timing, outcome| ([limit.as_str(), timing], it.count(outcome));
         [
-            of("scheduled", it.counters.released),
-            of("early", it.counters.released_early),
+            of("scheduled", CookieOutcome::Released),
+            of("early", CookieOutcome::ReleasedEarly),
         ]
     });
     let dropped = summaries.iter().flat_map(|(limit, it)| {
-        let of = |(reason, label)| ([limit.as_str(), label], as_f64(it.counters.dropped(reason)));
-        DropReason::ALL.map(of)
+        let of = |(outcome, label)| ([limit.as_str(), label], it.count(outcome));
+        CookieOutcome::DROPPED.map(of)
     });
     let exceeded = summaries.iter().flat_map(|(limit, it)| {
         it.counters.rules.iter().flat_map(|(rule, counters)| {
@@ -63,7 +63,7 @@ fn families(inlet: &Inlet) -> Vec<Family> {
     let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
     let sum = shares().map(|(limit, _, sum)| ([limit.as_str()], *sum));
     let states = sharing.iter().flat_map(|it| {
-        ShareState::ALL.map(|(state, name)| ([name], f64::from(u8::from(state == it.state))))
+        ShareState::ALL.map(|state| ([state.name()], f64::from(u8::from(state == it.state))))
     });
     let others = [
         family(SHARING_SHARE, share),

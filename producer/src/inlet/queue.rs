@@ -19,7 +19,7 @@ use limits::{Demand, Limits, Rate, rules::Handling};
 use self::{deferred::AGE_NANOS_MAX, slots::LOOKAHEAD_NANOS};
 use super::{
     cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
-    counters::{DropReason, LimitCounters, OverdueReason, QueueUsage},
+    counters::{CookieOutcome, LimitCounters, OverdueReason, QueueUsage},
 };
 use crate::log::{Deletion, append_batch::StagedCookie};
 
@@ -110,7 +110,7 @@ impl DspQueue {
             return Admission::Release;
         }
         self.count_refusal(decision);
-        self.counters.drop(DropReason::Police, 1);
+        self.counters.count(CookieOutcome::Police, 1);
         Admission::Dropped
     }
 
@@ -125,7 +125,7 @@ impl DspQueue {
         queued: impl Fn() -> QueuedCookie,
     ) -> Admission {
         if let Some(at) = self.find(cookie) {
-            self.counters.superseded += 1;
+            self.counters.count(CookieOutcome::Superseded, 1);
             let queued = queued();
             if queued.accepted_unix_micros < self.cookies.get(at).accepted_unix_micros {
                 return Admission::Queued;
@@ -154,7 +154,7 @@ impl DspQueue {
         if let Some(at) = self.find(cookie)
             && self.cookies.get(at).accepted_unix_micros <= accepted()
         {
-            self.counters.superseded += 1;
+            self.counters.count(CookieOutcome::Superseded, 1);
             self.cookies.remove(at);
         }
     }
@@ -163,7 +163,7 @@ impl DspQueue {
     pub(super) fn delete(&mut self, deletion: &Deletion) {
         for at in self.cookies.covered_by(deletion) {
             self.cookies.remove(at);
-            self.counters.drop(DropReason::Deleted, 1);
+            self.counters.count(CookieOutcome::Deleted, 1);
         }
     }
 
@@ -179,10 +179,10 @@ impl DspQueue {
     pub(super) fn restore(&mut self, cookie: QueuedCookie, now: u64, active_queues: u64) {
         self.counters.accepted += 1;
         if now.saturating_sub(cookie.accepted) > AGE_NANOS_MAX {
-            return self.counters.drop(DropReason::Bound, 1);
+            return self.counters.count(CookieOutcome::Bound, 1);
         }
         if let Some(at) = self.cookies.find(cookie.user_id(), cookie.dsp_id) {
-            self.counters.superseded += 1;
+            self.counters.count(CookieOutcome::Superseded, 1);
             if self.cookies.get(at).accepted <= cookie.accepted {
                 self.cookies.replace(at, cookie);
             }
@@ -265,7 +265,7 @@ impl DspQueue {
             if now.saturating_sub(cookie.accepted) <= AGE_NANOS_MAX {
                 return Some(cookie);
             }
-            self.counters.drop(DropReason::Bound, 1);
+            self.counters.count(CookieOutcome::Bound, 1);
         }
     }
 
@@ -318,7 +318,7 @@ impl DspQueue {
                 return;
             };
             self.cookies.remove(at);
-            self.counters.drop(DropReason::Bound, 1);
+            self.counters.count(CookieOutcome::Bound, 1);
         }
     }
 }

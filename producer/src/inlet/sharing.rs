@@ -54,38 +54,12 @@ impl LeasedShares {
 /// Status of this producer in the group that shares the limits.
 #[derive(Debug, Clone)]
 pub(crate) struct SharingStatus {
-    /// Address of the server.
-    server: String,
+    /// One-line description.
+    pub(crate) description: String,
     /// State of this producer's shares.
     pub(crate) state: ShareState,
-    /// Error of the last request, if it failed.
-    error: Option<String>,
-    /// Number of members, and whether the server is still discovering members.
-    group: Option<(u64, bool)>,
     /// Name of each limit, this producer's share, and the sum of all shares as reported by the server.
     pub(crate) shares: Vec<(String, f64, f64)>,
-}
-
-impl SharingStatus {
-    /// One-line description.
-    pub(crate) fn describe(&self) -> String {
-        let server = &self.server;
-        let state = match self.state {
-            ShareState::Ok => "leased",
-            ShareState::Expired => "lease expired",
-            ShareState::Fallback => "fallback share (server not responding)",
-            ShareState::Guaranteed => "none received yet",
-            ShareState::Refused => "rejected by the server",
-        };
-        let group = match self.group {
-            Some((count, true)) => format!(", {count} members (the server is discovering members)"),
-            Some((count, false)) => format!(", {count} members"),
-            None => String::new(),
-        };
-        let error = self.error.iter().map(|error| format!("; {error}"));
-        let error: String = error.collect();
-        format!("shares from {server}: {state}{group}{error}")
-    }
 }
 
 impl Inlet {
@@ -126,11 +100,17 @@ impl Inlet {
             let sum = plan.granted(limit).map_or(0, |it| it.total);
             (limit.clone(), ratio(plan.share(limit, now)), ratio(sum))
         });
+        let (server, state) = (&lease.config().server, plan.state(now));
+        let group = match plan.group() {
+            Some((count, true)) => format!(", {count} members (the server is discovering members)"),
+            Some((count, false)) => format!(", {count} members"),
+            None => String::new(),
+        };
+        let error = lease.error().map(|error| format!("; {error}"));
+        let error = error.unwrap_or_default();
         Some(SharingStatus {
-            server: lease.config().server.to_string(),
-            state: plan.state(now),
-            error: lease.error(),
-            group: plan.group(),
+            description: format!("shares from {server}: {}{group}{error}", state.name()),
+            state,
             shares: shares.collect(),
         })
     }

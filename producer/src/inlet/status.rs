@@ -25,7 +25,7 @@ impl Inlet {
         let has_limits = !self.state().rules.limits.is_empty();
         let mut text = if has_limits { "active" } else { "none" }.to_owned();
         if let Some(sharing) = self.sharing() {
-            text += &format!("; {}", sharing.describe());
+            text += &format!("; {}", sharing.description);
         }
         Some(text)
     }

@@ -1,7 +1,7 @@
 //! Applies a new version of the limits: creates, reconfigures and closes queues, carries over used quota, and reschedules
 //! queued cookies.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use limits::{
     CarryOver, Decision, Demand,
@@ -41,7 +41,6 @@ impl DspLimits {
             }
         }
         self.find_stray_queues();
-        self.prune_retired();
         self.replan(now);
         self.due = 0;
     }
@@ -50,36 +49,23 @@ impl DspLimits {
     fn assign_limit_ids(&mut self, rules: &Rules, now: u64) {
         let mut previous = std::mem::take(&mut self.limit_ids);
         let mut changes = Vec::new();
-        for limit in &rules.limits {
-            let copies: &[bool] = if limit.global {
-                &[false, true]
-            } else {
-                &[false]
-            };
-            for (rule, is_observed) in limit
-                .rules
-                .iter()
-                .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
-            {
-                let name = (limit.name.clone(), rule.id.clone(), is_observed);
-                let share = self.shares.limit(&limit.name, rule.limit);
-                let id = match previous.remove(&name) {
+        for (name, share) in self.shares.rules(rules) {
+            let id = match previous.remove(&name) {
+                Some(id) => {
+                    if *self.limits.limit(id) != share {
+                        changes.push((id, share, CarryOver::Usage));
+                    }
+                    id
+                }
+                None => match self.free_limit_ids.pop() {
                     Some(id) => {
-                        if *self.limits.limit(id) != share {
-                            changes.push((id, share, CarryOver::Usage));
-                        }
+                        changes.push((id, share, CarryOver::Reset));
                         id
                     }
-                    None => match self.free_limit_ids.pop() {
-                        Some(id) => {
-                            changes.push((id, share, CarryOver::Reset));
-                            id
-                        }
-                        None => self.limits.add(share).expect("the file was checked"),
-                    },
-                };
-                self.limit_ids.insert(name, id);
-            }
+                    None => self.limits.add(share).expect("the file was checked"),
+                },
+            };
+            self.limit_ids.insert(name, id);
         }
         for id in previous.into_values() {
             // The next owner of the id must not inherit its used quota.
@@ -142,6 +128,7 @@ impl DspLimits {
             queue: DspQueue::new(config),
             accepted_before: 0,
             is_closing: false,
+            unsettled: 0,
             is_listed: false,
         });
         self.queues.len() - 1
@@ -198,11 +185,14 @@ impl DspLimits {
             .into_iter()
             .partition(is_closed);
         let closed: Vec<NamedQueue> = closed;
-        for named in closed {
-            let retired = self.retired.entry(named.name).or_default();
-            retired.add(&named.queue.counters);
-        }
         self.queues = open;
+        for NamedQueue { name, queue, .. } in closed {
+            if let Some(other) = self.queues.iter_mut().find(|it| it.name == name) {
+                other.accepted_before += queue.counters.accepted_total();
+                other.queue.counters.add(&queue.counters);
+                other.queue.counters.retain_rules(&other.queue.config.rules);
+            }
+        }
         self.by_dsp.clear();
         self.unlisted = None;
         self.non_empty.clear();
@@ -217,22 +207,5 @@ impl DspLimits {
             }
         }
         self.find_stray_queues();
-        self.prune_retired();
-    }
-
-    /// Removes the counters of limits and rules without a queue, so that frequently renamed limits do not grow the metrics.
-    fn prune_retired(&mut self) {
-        let mut rules: HashMap<&str, HashSet<&str>> = HashMap::new();
-        for named in &self.queues {
-            let names = named.queue.config.rules.iter().map(String::as_str);
-            rules.entry(&named.name).or_default().extend(names);
-        }
-        self.retired.retain(|limit, retired| {
-            let known = rules.get(&**limit);
-            retired
-                .rules
-                .retain(|rule, _| known.is_some_and(|it| it.contains(&**rule)));
-            known.is_some()
-        });
     }
 }

@@ -10,7 +10,7 @@ use limits::{
     rules::{NamedLimit, Rules},
 };
 
-use super::{DspLimits, NamedQueue};
+use super::{DspLimits, NamedQueue, RuleName};
 
 /// A share of zero is represented as one request per this interval.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -27,6 +27,24 @@ pub(in crate::inlet) struct Shares {
 }
 
 impl Shares {
+    /// All rules, each with the share of this process; those of global limits twice, because observe mode has copies of them.
+    pub(super) fn rules(&self, rules: &Rules) -> Vec<(RuleName, Limit)> {
+        let mut shares = Vec::new();
+        for limit in &rules.limits {
+            for rule in &limit.rules {
+                let share = self.limit(&limit.name, rule.limit);
+                for is_observed in [false, true]
+                    .into_iter()
+                    .take(1 + usize::from(limit.global))
+                {
+                    let name = (limit.name.clone(), rule.id.clone(), is_observed);
+                    shares.push((name, share));
+                }
+            }
+        }
+        shares
+    }
+
     /// The share of this process in a rule.
     pub(super) fn limit(&self, name: &str, limit: Limit) -> Limit {
         let Some(members_max) = self.members_max else {
@@ -53,18 +71,10 @@ impl DspLimits {
         let now = now.max(self.latest);
         self.shares = shares;
         let mut changes = Vec::new();
-        for limit in &rules.limits {
-            for rule in &limit.rules {
-                for is_observed in [false, true] {
-                    let name = (limit.name.clone(), rule.id.clone(), is_observed);
-                    let Some(&id) = self.limit_ids.get(&name) else {
-                        continue;
-                    };
-                    let share = self.shares.limit(&limit.name, rule.limit);
-                    if *self.limits.limit(id) != share {
-                        changes.push((id, share, CarryOver::Remaining));
-                    }
-                }
+        for (name, share) in self.shares.rules(rules) {
+            let id = self.limit_ids[&name];
+            if *self.limits.limit(id) != share {
+                changes.push((id, share, CarryOver::Remaining));
             }
         }
         if changes.is_empty() {

@@ -6,7 +6,7 @@ use proto::limits::AGE_MICROS_MAX;
 use super::{DspQueue, nanos, slots::LOOKAHEAD_NANOS};
 use crate::inlet::{
     cookie_table::{CookieIndex, CookieState},
-    counters::{DropReason, OverdueReason},
+    counters::{CookieOutcome, OverdueReason},
 };
 
 /// Maximum age of a released cookie in nanoseconds: the stream format cannot express a higher one.
@@ -85,7 +85,7 @@ impl DspQueue {
     fn requeue(&mut self, at: CookieIndex, now: u64, active_queues: u64) {
         if now.saturating_sub(self.cookies.get(at).accepted) > AGE_NANOS_MAX {
             self.cookies.remove(at);
-            self.counters.drop(DropReason::Bound, 1);
+            self.counters.count(CookieOutcome::Bound, 1);
             return;
         }
         let excess = self.expected_wait(now, active_queues);

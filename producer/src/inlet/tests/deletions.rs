@@ -3,7 +3,7 @@
 use proto::wire::Scope;
 
 use super::{SECOND, World};
-use crate::{inlet::counters::DropReason, log::Deletion};
+use crate::{inlet::counters::CookieOutcome, log::Deletion};
 
 const LIMITS: &str = r#"
 unknown = "unlimited"
@@ -46,8 +46,7 @@ fn released_after(deletion: &Deletion) -> (Vec<(u32, String)>, u64) {
         .map(|it| (it.dsp, it.user.clone()))
         .collect();
     released.sort();
-    let dropped =
-        ["a", "b"].map(|limit| world.summary(limit).counters.dropped(DropReason::Deleted));
+    let dropped = ["a", "b"].map(|limit| world.summary(limit).counters.of(CookieOutcome::Deleted));
     (released, dropped.iter().sum())
 }
 

@@ -1,6 +1,7 @@
 //! Tests that a DSP above its limit does not affect other DSPs.
 
 use super::{MILLISECOND, SECOND, World};
+use crate::inlet::counters::CookieOutcome;
 
 /// Limits of 100/s for each of twenty DSPs, and a global limit of `global` per second.
 fn limits(global: u64) -> String {
@@ -114,7 +115,13 @@ fn policed_dsp_within_its_limit_loses_nothing_when_shaped_queues_are_active() {
             world.offer(2, &format!("v{millisecond}"));
         }
     }
-    assert_eq!(world.summary("policed").counters.released, 100);
+    assert_eq!(
+        world
+            .summary("policed")
+            .counters
+            .of(CookieOutcome::Released),
+        100
+    );
     let total = world.releases.len();
     assert!(total <= 2 * 2_000 + 200 + 20, "{total}");
 }

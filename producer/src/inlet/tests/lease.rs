@@ -117,7 +117,7 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
     })
     .await;
     assert!(
-        busy.describe().unwrap().contains("leased, 2 members"),
+        busy.describe().unwrap().contains(": ok, 2 members"),
         "{}",
         busy.describe().unwrap()
     );
@@ -134,7 +134,7 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
     })
     .await;
     assert!(
-        busy.describe().unwrap().contains("fallback share"),
+        busy.describe().unwrap().contains(": fallback"),
         "{}",
         busy.describe().unwrap()
     );

@@ -1,6 +1,7 @@
 //! Tests of the outcomes of single cookies.
 
 use super::{Admission, MILLISECOND, SECOND, START, World};
+use crate::inlet::counters::CookieOutcome;
 
 fn shaped(shape: &str, rate: &str) -> String {
     format!(
@@ -46,7 +47,10 @@ fn observe_counts_what_police_would_drop() {
             world.offer(17, &format!("u{number}"));
         }
     }
-    assert_eq!(observed.summary("dsp").counters.released, 800);
+    assert_eq!(
+        observed.summary("dsp").counters.of(CookieOutcome::Released),
+        800
+    );
     // 80/s offered under a limit of 50/s.
     let [delayed, refused] = observed.summary("dsp").counters.rules["rate"].exceeded;
     assert_eq!(
@@ -122,7 +126,10 @@ fn newer_cookie_replaces_the_queued_one_of_its_pair() {
         [("first", 0, 0), ("a", SECOND, half), ("b", 2 * SECOND, 0)]
     );
     assert_eq!(world.releases[1].buyer, format!("at-{half}"));
-    assert_eq!(world.summary("dsp").counters.superseded, 1);
+    assert_eq!(
+        world.summary("dsp").counters.of(CookieOutcome::Superseded),
+        1
+    );
 }
 
 #[test]
@@ -145,7 +152,10 @@ fn older_cookie_of_a_bulk_request_does_not_replace_the_queued_one() {
         released,
         [("first", SECOND), ("a", SECOND), ("b", 0), ("b", SECOND)]
     );
-    assert_eq!(world.summary("dsp").counters.superseded, 1);
+    assert_eq!(
+        world.summary("dsp").counters.of(CookieOutcome::Superseded),
+        1
+    );
 }
 
 #[test]
@@ -219,13 +229,7 @@ fn replaced_cookie_is_not_the_oldest_of_a_full_queue() {
         world.advance_to(number * MILLISECOND);
         world.offer(17, &format!("u{number}"));
     }
-    assert!(
-        world
-            .summary("dsp")
-            .counters
-            .dropped(super::super::counters::DropReason::Bound)
-            > 50
-    );
+    assert!(world.summary("dsp").counters.of(CookieOutcome::Bound) > 50);
     world.advance_to(3600 * SECOND);
     assert!(
         world
@@ -317,7 +321,13 @@ fn queued_cookies_are_released_first_when_shaping_is_turned_off() {
         .collect();
     assert_eq!(users, ["a", "b", "c"]);
     let counters = world.summary("dsp").counters;
-    assert_eq!((counters.superseded, counters.released_early), (1, 1));
+    assert_eq!(
+        (
+            counters.of(CookieOutcome::Superseded),
+            counters.of(CookieOutcome::ReleasedEarly)
+        ),
+        (1, 1)
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of overload: 350 to 450, and 600 cookies per second under a limit of 300 per second.
 
 use super::{MILLISECOND, SECOND, World};
+use crate::inlet::counters::CookieOutcome;
 
 const LIMITS: &str = r#"
 unknown = "unlimited"
@@ -74,7 +75,7 @@ fn overdue_cookies_are_all_released_after_the_overload() {
         summary.usage.queued + summary.usage.overdue + summary.usage.parked,
         0
     );
-    assert_eq!(summary.counters.released, count);
+    assert_eq!(summary.counters.of(CookieOutcome::Released), count);
     let seconds = world.by_second(|_| true);
     assert!(seconds.iter().all(|count| *count <= 300), "{seconds:?}");
 }

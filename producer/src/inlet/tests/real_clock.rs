@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::super::{Inlet, spool::Spool};
+use crate::inlet::counters::CookieOutcome;
 use crate::{
     contracts::file::File,
     log::{AppendBatch, Config, Delivery, Log},
@@ -52,7 +53,7 @@ impl Producer {
         self.run_until(|| {
             let summaries = self.inlet.summaries();
             let summary = summaries.get("dsp");
-            summary.is_some_and(|it| it.counters.released >= count)
+            summary.is_some_and(|it| it.counters.of(CookieOutcome::Released) >= count)
         })
         .await;
     }
@@ -137,7 +138,12 @@ async fn queued_cookies_are_restored_at_the_next_start() {
         first.append(user);
     }
     first.inlet.drain(in_a_minute()).await;
-    assert_eq!(first.inlet.summaries()["dsp"].counters.spooled, 2);
+    assert_eq!(
+        first.inlet.summaries()["dsp"]
+            .counters
+            .of(CookieOutcome::Spooled),
+        2
+    );
     assert_eq!(users(&first.logged().await), ["a"]);
 
     let Producer { dir, log, inlet } = first;
@@ -205,7 +211,7 @@ async fn queued_cookies_are_released_early_if_the_spool_is_not_writable() {
     producer.inlet.drain(in_a_minute()).await;
     assert_eq!(users(&producer.logged().await), ["a", "b", "c"]);
     let summary = &producer.inlet.summaries()["dsp"];
-    assert_eq!(summary.counters.released_early, 2);
+    assert_eq!(summary.counters.of(CookieOutcome::ReleasedEarly), 2);
 }
 
 #[test]
@@ -222,7 +228,13 @@ fn spool_written_after_the_deadline_is_discarded() {
         let blocked = tokio::task::spawn_blocking(move || busy.recv());
         producer.inlet.drain(tokio::time::Instant::now()).await;
         let counters = &producer.inlet.summaries()["dsp"].counters;
-        assert_eq!((counters.released_early, counters.spooled), (2, 0));
+        assert_eq!(
+            (
+                counters.of(CookieOutcome::ReleasedEarly),
+                counters.of(CookieOutcome::Spooled)
+            ),
+            (2, 0)
+        );
         drop(free);
         assert!(blocked.await.unwrap().is_err());
         // Blocking tasks run in order, so the late write has finished.
