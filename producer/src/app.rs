@@ -15,6 +15,7 @@ use runtime::{
 };
 use tokio::{net::TcpListener, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
+use tonic_health::server::HealthReporter;
 
 pub use self::config_reload::RuntimeConfig;
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
     memory, metrics,
     readiness::{AcceptTask, Readiness},
     security::AccessControl,
-    server::{Health, Server},
+    server::Server,
     streams::{
         self, Streams, in_flight::StreamBudget, subscribers::Subscribers,
         times_to_live::TimesToLive,
@@ -62,7 +63,7 @@ pub struct App {
     draining: CancellationToken,
     /// The settings that a reload can change.
     pub runtime_config: RuntimeConfig,
-    health: Health,
+    health: HealthReporter,
     dsps: Dsps,
     times_to_live: TimesToLive,
 }
@@ -214,7 +215,7 @@ impl App {
             streams: Stage::default(),
             services: Services::register(&registry, "producer", true)?,
             draining,
-            health: server.health().clone(),
+            health: server.health.clone(),
             dsps: edge.metrics.dsps.clone(),
             times_to_live,
         };

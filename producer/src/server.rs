@@ -40,22 +40,17 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
-    health: Health,
+    /// The health service.
+    pub health: HealthReporter,
     limits: CallLimits,
 }
 
-/// The health service; clones share it.
-#[derive(Debug, Clone)]
-pub struct Health(HealthReporter);
-
-impl Health {
-    /// Reports that the producer drains.
-    pub async fn set_not_serving(&self) {
-        self.0.set_not_serving::<StreamService>().await;
-        // For probes that do not specify a service.
-        let overall = self.0.set_service_status("", ServingStatus::NotServing);
-        overall.await;
-    }
+/// Reports that the producer drains.
+pub async fn set_not_serving(health: &HealthReporter) {
+    health.set_not_serving::<StreamService>().await;
+    // For probes that do not specify a service.
+    let overall = health.set_service_status("", ServingStatus::NotServing);
+    overall.await;
 }
 
 impl Server {
@@ -81,14 +76,9 @@ impl Server {
             .prepare();
         Ok(Self {
             routes,
-            health: Health(reporter),
+            health: reporter,
             limits: CallLimits::register(registry)?,
         })
-    }
-
-    /// The health service, for the drain.
-    pub fn health(&self) -> &Health {
-        &self.health
     }
 
     /// Accepts connections that pass `access` until the stage stops. Each connection then ends after its last call: streams end

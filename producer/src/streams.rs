@@ -19,7 +19,7 @@ pub mod times_to_live;
 use std::sync::Arc;
 
 pub(crate) use self::{
-    call::{CallError, StreamEnd},
+    call::CallError,
     cookie_messages::CACHED_CHUNKS_MAX,
     session::{Session, Step},
 };
@@ -35,12 +35,7 @@ use crate::{epoch_history::EpochHistory, log::Log};
 /// The streams of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Streams {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    config: Config,
+    config: Arc<Config>,
     /// Messages without deletions, and messages with deletions.
     cookie_messages: [Arc<CookieMessages>; 2],
 }
@@ -71,16 +66,13 @@ impl Streams {
     /// Creates the streams of a producer with these parts.
     pub fn new(config: Config) -> Self {
         Self {
-            inner: Arc::new(Inner {
-                config,
-                cookie_messages: [false, true]
-                    .map(|deletions| Arc::new(CookieMessages::new(deletions))),
-            }),
+            config: Arc::new(config),
+            cookie_messages: [false, true].map(|it| Arc::new(CookieMessages::new(it))),
         }
     }
 
     fn session(&self, lease: Lease, format: MessageFormat) -> Session {
-        let config = &self.inner.config;
+        let config = &self.config;
         let (first, until) = (lease.start.first, lease.start.catching_up_until);
         Session {
             reader: config.log.reader(first, config.queue_cookies_max, until),

@@ -6,7 +6,7 @@ use anyhow::bail;
 use tokio::time::Instant;
 
 use super::App;
-use crate::config::Shutdown;
+use crate::{config::Shutdown, server};
 
 /// Maximum time to wait for HTTP clients. A client that sends half a request or does not read its responses must not use
 /// up the time for the subscribers.
@@ -26,7 +26,7 @@ impl App {
     /// When a connected subscriber did not receive all cookies in time; it loses the rest.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
-        self.health.set_not_serving().await;
+        server::set_not_serving(&self.health).await;
         let Shutdown {
             drain_delay: delay,
             drain_timeout: timeout,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::{Reason, RecvStream, server::SendResponse};
+use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use http::{HeaderValue, Request, Response};
 use http_body::{Body, Frame};
 use runtime::listen::InProgress;
@@ -25,9 +25,8 @@ use tower::Service;
 use super::{
     calls::{Grant, is_stream},
     pipe::{Data, Pipe, PipeEnd, SentResponse},
-    service::SupersedeToken,
 };
-use crate::streams::{StreamEnd, in_flight::InFlight};
+use crate::streams::{CallError, in_flight::InFlight};
 
 /// Time limit until the response begins. Streaming calls have a shorter limit for their request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -99,32 +98,29 @@ pub(super) async fn run(
             Ok(Ok(response)) => response,
             Err(_) => Status::deadline_exceeded("request message not received in time").into_http(),
         },
-        () = context.stopping.cancelled() => Status::from(StreamEnd::Draining).into_http(),
+        () = context.stopping.cancelled() => Status::from(CallError::Draining).into_http(),
         _ = poll_fn(|context| respond.poll_reset(context)) => return,
     };
     let (mut head, body) = response.into_parts();
     let in_flight = head.extensions.remove::<Arc<InFlight>>();
-    let supersede = head.extensions.remove::<SupersedeToken>();
-    let Some(mut pipe) = send_headers(respond, head, body, in_flight.as_ref()) else {
+    // Streams end with the log. All other calls end when the producer drains.
+    let (early_end, error) = match is_stream {
+        // The body checks this too, but is not polled while the window is closed.
+        true => (head.extensions.remove(), CallError::Superseded),
+        false => (Some(context.stopping.clone()), CallError::Draining),
+    };
+    let early_end: CancellationToken = early_end.unwrap_or_default();
+    let early_end = async move {
+        early_end.cancelled().await;
+        error.into()
+    };
+    let Some((body, out)) = send_headers(respond, head, body) else {
         return;
     };
-    // Streams end with the log. All other calls end when the producer drains.
     if is_stream {
         drop(grant);
-        // The body checks this too, but is not polled while the window is closed.
-        if let Some(SupersedeToken(supersede)) = supersede {
-            pipe = pipe.ending_early(Box::pin(async move {
-                supersede.cancelled().await;
-                StreamEnd::Superseded.into()
-            }));
-        }
-    } else {
-        let stopping = context.stopping.clone();
-        pipe = pipe.ending_early(Box::pin(async move {
-            stopping.cancelled().await;
-            StreamEnd::Draining.into()
-        }));
     }
+    let pipe = Pipe::new(body, out, in_flight.clone(), early_end);
     // This drops the body and its lease, so that the subscriber counts as disconnected.
     let (ended, sent) = pipe.run().await;
     drop(in_progress);
@@ -180,11 +176,10 @@ fn send_headers(
     mut respond: SendResponse<Data>,
     head: http::response::Parts,
     body: tonic::body::Body,
-    in_flight: Option<&Arc<InFlight>>,
-) -> Option<Pipe> {
+) -> Option<(tonic::body::Body, SendStream<Data>)> {
     let has_no_body = body.is_end_stream();
     match respond.send_response(Response::from_parts(head, ()), has_no_body) {
-        Ok(out) => (!has_no_body).then(|| Pipe::new(body, out, in_flight.map(Arc::clone))),
+        Ok(out) => (!has_no_body).then_some((body, out)),
         Err(error) => {
             tracing::debug!(%error, "failed to send a response");
             respond.send_reset(Reason::INTERNAL_ERROR);

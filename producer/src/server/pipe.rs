@@ -14,7 +14,6 @@ use std::{
 use bytes::{Buf, Bytes};
 use h2::{Reason, SendStream};
 use http_body::Body;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
 use super::status::trailers;
@@ -44,55 +43,50 @@ impl Buf for Data {
 /// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PipeEnd {
-    /// HTTP/2 has taken the complete response.
-    Complete,
-    /// The client has reset the stream, or the connection is closed.
-    Closed,
+    /// HTTP/2 has taken the complete response, the client has reset the stream, or the connection is closed.
+    Ended,
     /// The stream was disconnected because all streams together exceeded the budget of in-flight bytes.
     Disconnected,
 }
 
-type Cancelled = Pin<Box<WaitForCancellationFutureOwned>>;
-
-/// Resolves when a response must end early, to the status it ends with.
-pub(super) type EarlyEnd = Pin<Box<dyn Future<Output = Status> + Send>>;
+/// Resolves when a response must end early: to its status, or to `None` if the stream is disconnected.
+type Interrupt = Pin<Box<dyn Future<Output = Option<Status>> + Send>>;
 
 /// One response that is being sent.
 pub(super) struct Pipe {
     body: tonic::body::Body,
     out: SendStream<Data>,
     in_flight: Option<Arc<InFlight>>,
-    disconnect: Option<Cancelled>,
-    early_end: Option<EarlyEnd>,
+    interrupt: Interrupt,
     /// The frame that waits for capacity, and whether it is the last.
     next: Option<(Data, bool)>,
 }
 
 impl Pipe {
-    /// Sends `body`, whose frames are charged to `in_flight`.
+    /// Sends `body`, whose frames are charged to `in_flight`. Ends the response with the status of `early_end` as soon as
+    /// `early_end` resolves, unless the body has already ended.
     pub(super) fn new(
         body: tonic::body::Body,
         out: SendStream<Data>,
         in_flight: Option<Arc<InFlight>>,
+        early_end: impl Future<Output = Status> + Send + 'static,
     ) -> Self {
-        let disconnect = in_flight
-            .as_ref()
-            .map(|in_flight| Box::pin(in_flight.disconnect().clone().cancelled_owned()));
+        let disconnect = in_flight.as_ref().map(|it| it.disconnect().clone());
+        let disconnect = disconnect.unwrap_or_default();
+        let interrupt = async move {
+            tokio::select! {
+                biased;
+                () = disconnect.cancelled() => None,
+                status = early_end => Some(status),
+            }
+        };
         Self {
             body,
             out,
             in_flight,
-            disconnect,
-            early_end: None,
+            interrupt: Box::pin(interrupt),
             next: None,
         }
-    }
-
-    /// Ends the response with the status of `early_end` as soon as `early_end` resolves, unless the body has already
-    /// ended.
-    pub(super) fn ending_early(mut self, early_end: EarlyEnd) -> Self {
-        self.early_end = Some(early_end);
-        self
     }
 
     /// Sends the complete body and drops it. Its data may not be written yet.
@@ -104,18 +98,11 @@ impl Pipe {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<PipeEnd> {
         loop {
             if self.out.poll_reset(context).is_ready() {
-                return Poll::Ready(PipeEnd::Closed);
+                return Poll::Ready(PipeEnd::Ended);
             }
-            if let Some(disconnect) = &mut self.disconnect
-                && disconnect.as_mut().poll(context).is_ready()
-            {
-                self.disconnect = None;
-                return Poll::Ready(PipeEnd::Disconnected);
-            }
-            if let Some(early_end) = &mut self.early_end
-                && let Poll::Ready(status) = early_end.as_mut().poll(context)
-            {
-                return Poll::Ready(self.trailers(&status));
+            if let Poll::Ready(status) = self.interrupt.as_mut().poll(context) {
+                let ended = status.map(|status| self.trailers(&status));
+                return Poll::Ready(ended.unwrap_or(PipeEnd::Disconnected));
             }
             if self.next.is_none() {
                 let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
@@ -124,15 +111,13 @@ impl Pipe {
                 }
             }
             if !ready!(self.poll_capacity(context)) {
-                return Poll::Ready(PipeEnd::Closed);
+                return Poll::Ready(PipeEnd::Ended);
             }
             let Some((data, last)) = self.next.take() else {
                 continue;
             };
-            match self.out.send_data(data, last) {
-                Ok(()) if last => return Poll::Ready(PipeEnd::Complete),
-                Ok(()) => {}
-                Err(_) => return Poll::Ready(PipeEnd::Closed),
+            if self.out.send_data(data, last).is_err() || last {
+                return Poll::Ready(PipeEnd::Ended);
             }
         }
     }
@@ -189,10 +174,9 @@ impl Pipe {
 
     fn send_trailers(&mut self, trailers: http::HeaderMap) -> PipeEnd {
         self.out.reserve_capacity(0);
-        match self.out.send_trailers(trailers) {
-            Ok(()) => PipeEnd::Complete,
-            Err(_) => PipeEnd::Closed,
-        }
+        // Fails if the stream is closed.
+        self.out.send_trailers(trailers).ok();
+        PipeEnd::Ended
     }
 }
 

@@ -11,7 +11,6 @@ use std::{
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt as _, Full};
 use proto::wire;
-use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
 
@@ -28,10 +27,6 @@ pub(super) struct StreamService {
 /// Request extension: the network of the client, whose addresses count as one client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) IpAddr);
-
-/// Response extension: cancelled when a newer stream of the same subscriber supersedes this one.
-#[derive(Debug, Clone)]
-pub(super) struct SupersedeToken(pub(super) CancellationToken);
 
 impl StreamService {
     pub(super) fn new(streams: Streams, refusals: Refusals) -> Self {
@@ -59,7 +54,7 @@ impl StreamService {
             _ => return Err(Status::unimplemented("unknown method")),
         };
         let in_flight = Arc::clone(&session.in_flight);
-        let superseded = SupersedeToken(session.superseded().clone());
+        let superseded = session.superseded().clone();
         let mut response = Response::new(Body::new(StreamBody::new(session)));
         response.extensions_mut().insert(in_flight);
         response.extensions_mut().insert(superseded);

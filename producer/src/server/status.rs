@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use tonic::{Code, Status};
 
-use crate::streams::{CallError, StreamEnd};
+use crate::streams::CallError;
 
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
@@ -15,18 +15,10 @@ impl From<CallError> for Status {
             CallError::TooManySubscribers => Code::ResourceExhausted,
             CallError::OtherLog => Code::FailedPrecondition,
             CallError::NoStream => Code::NotFound,
+            CallError::Superseded => Code::Aborted,
+            CallError::Draining => Code::Unavailable,
         };
         Self::new(code, error.to_string())
-    }
-}
-
-impl From<StreamEnd> for Status {
-    fn from(end: StreamEnd) -> Self {
-        let code = match end {
-            StreamEnd::Superseded => Code::Aborted,
-            StreamEnd::Draining => Code::Unavailable,
-        };
-        Self::new(code, end.to_string())
     }
 }
 
@@ -90,12 +82,12 @@ mod tests {
             "the subscriber has no open stream from this network",
         );
         check(
-            StreamEnd::Superseded,
+            CallError::Superseded,
             Code::Aborted,
             "superseded by a newer stream of this subscriber",
         );
         check(
-            StreamEnd::Draining,
+            CallError::Draining,
             Code::Unavailable,
             "the producer is shutting down",
         );

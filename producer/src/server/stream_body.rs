@@ -11,7 +11,7 @@ use http_body::{Body, Frame};
 use tokio_util::sync::ReusableBoxFuture;
 
 use super::status::trailers;
-use crate::streams::{Session, Step, StreamEnd};
+use crate::streams::{CallError, Session, Step};
 
 /// Response body of one stream.
 pub(super) struct StreamBody {
@@ -23,7 +23,7 @@ pub(super) struct StreamBody {
 enum BodyState {
     Streaming,
     /// The last message was sent; trailers follow.
-    Ending(StreamEnd),
+    Ending(CallError),
     Ended,
 }
 
@@ -35,7 +35,7 @@ impl StreamBody {
         }
     }
 
-    fn end(&mut self, end: StreamEnd) -> Frame<Bytes> {
+    fn end(&mut self, end: CallError) -> Frame<Bytes> {
         self.state = BodyState::Ended;
         Frame::trailers(trailers(&end.into()))
     }

@@ -25,7 +25,7 @@ impl Call {
     }
 }
 
-/// Why a call is rejected.
+/// Why a call is rejected, or its stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum CallError {
     /// The request field with the name of the subscriber is invalid.
@@ -56,11 +56,6 @@ pub enum CallError {
     /// A node confirms a position without a stream.
     #[error("the subscriber has no open stream from this network")]
     NoStream,
-}
-
-/// Why the producer ends a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum StreamEnd {
     /// A newer stream of the same subscriber supersedes this one.
     #[error("superseded by a newer stream of this subscriber")]
     Superseded,

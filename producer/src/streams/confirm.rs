@@ -16,7 +16,7 @@ impl Streams {
         request: &ConfirmRequest,
         network: IpAddr,
     ) -> Result<ConfirmResponse, CallError> {
-        let config = &self.inner.config;
+        let config = &self.config;
         check_name(&request.subscriber, "subscriber")?;
         let durable = request.durable.as_ref();
         let durable = durable.ok_or(CallError::MissingPosition)?;

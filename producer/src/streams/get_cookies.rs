@@ -23,7 +23,7 @@ impl Streams {
         network: IpAddr,
     ) -> Result<Session, CallError> {
         check_name(&request.host, "host")?;
-        let config = &self.inner.config;
+        let config = &self.config;
         let mut span = config.log.span();
         let lease =
             config
@@ -44,7 +44,7 @@ impl Streams {
                 "GetCookies stream started"
             );
         }
-        let messages = &self.inner.cookie_messages[usize::from(request.deletions)];
+        let messages = &self.cookie_messages[usize::from(request.deletions)];
         let format = MessageFormat::Cookies(Arc::clone(messages), IdleMessage::default());
         Ok(self.session(lease, format))
     }

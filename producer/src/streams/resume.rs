@@ -41,37 +41,18 @@ pub(super) fn by_name(
     if let Some(position) = retained {
         let first = rewound(config, position);
         let exceeds_lag = span.next - position.high_water > config.queue_cookies_max;
-        return StreamStart {
-            first,
-            outcome: if first < span.oldest || exceeds_lag {
-                ResumeOutcome::ResumedWithGap
-            } else {
-                ResumeOutcome::Resumed
-            },
-            catching_up_until: position.high_water,
-            ..StreamStart::default()
-        };
+        let outcome = resumed(first < span.oldest || exceeds_lag);
+        return start_at(first, outcome, position.high_water);
     }
-    let (first, catching_up_until) = match start {
-        StartPosition::Newest => (span.next, 0),
-        StartPosition::Oldest => (span.oldest, Sequence::MAX),
-    };
-    StreamStart {
-        first,
-        outcome: ResumeOutcome::Fresh,
-        catching_up_until,
-        ..StreamStart::default()
+    match start {
+        StartPosition::Newest => start_at(span.next, ResumeOutcome::Fresh, 0),
+        StartPosition::Oldest => start_at(span.oldest, ResumeOutcome::Fresh, Sequence::MAX),
     }
 }
 
 fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, CallError> {
     if cursor.epoch != epoch {
-        return Ok(StreamStart {
-            first: 1,
-            outcome: ResumeOutcome::NewEpoch,
-            catching_up_until: Sequence::MAX,
-            ..StreamStart::default()
-        });
+        return Ok(start_at(1, ResumeOutcome::NewEpoch, Sequence::MAX));
     }
     if cursor.sequence >= span.next {
         return Err(CallError::CursorBeyondLog {
@@ -80,16 +61,23 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, Cal
         });
     }
     let first = cursor.sequence + 1;
-    Ok(StreamStart {
+    Ok(start_at(first, resumed(first < span.oldest), Sequence::MAX))
+}
+
+fn start_at(first: Sequence, outcome: ResumeOutcome, catching_up_until: Sequence) -> StreamStart {
+    StreamStart {
         first,
-        outcome: if first < span.oldest {
-            ResumeOutcome::ResumedWithGap
-        } else {
-            ResumeOutcome::Resumed
-        },
-        catching_up_until: Sequence::MAX,
+        outcome,
+        catching_up_until,
         ..StreamStart::default()
-    })
+    }
+}
+
+fn resumed(has_gap: bool) -> ResumeOutcome {
+    match has_gap {
+        true => ResumeOutcome::ResumedWithGap,
+        false => ResumeOutcome::Resumed,
+    }
 }
 
 /// Start of a subscriber without a cursor: its retained position minus the bytes that may not have arrived.

@@ -10,7 +10,7 @@ use proto::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    call::StreamEnd, cookie_messages::CookieMessages, in_flight::InFlight, subscribers::Lease,
+    call::CallError, cookie_messages::CookieMessages, in_flight::InFlight, subscribers::Lease,
     times_to_live::Unsent,
 };
 use crate::log::{Delivery, GapReason, Reader};
@@ -39,11 +39,11 @@ pub(crate) enum Step {
     /// Send messages.
     Data(Bytes),
     /// End the stream, after the last message, if any.
-    End(Option<Bytes>, StreamEnd),
+    End(Option<Bytes>, CallError),
 }
 
 impl MessageFormat {
-    fn end(&mut self, end: StreamEnd) -> Step {
+    fn end(&mut self, end: CallError) -> Step {
         let data = match self {
             Self::Events(..) => None,
             Self::Cookies(_, idle) => idle.end(),
@@ -69,7 +69,7 @@ impl Session {
             let delivery = tokio::select! {
                 biased;
                 () = self.lease.superseded.cancelled() => {
-                    break self.format.end(StreamEnd::Superseded);
+                    break self.format.end(CallError::Superseded);
                 }
                 delivery = self.reader.next() => delivery,
             };
@@ -87,9 +87,9 @@ impl Session {
             self.lease.record(&delivery, bytes, self.reader.lag());
             match (data, &delivery) {
                 (Some(goodbye), Delivery::End { .. }) => {
-                    break Step::End(Some(goodbye), StreamEnd::Draining);
+                    break Step::End(Some(goodbye), CallError::Draining);
                 }
-                (None, Delivery::End { .. }) => break self.format.end(StreamEnd::Draining),
+                (None, Delivery::End { .. }) => break self.format.end(CallError::Draining),
                 // The chunk contains only deletions, and the reader did not request deletions.
                 (Some(data), _) if data.is_empty() => {}
                 (Some(data), _) => break Step::Data(data),

@@ -23,7 +23,7 @@ impl Streams {
         network: IpAddr,
     ) -> Result<Session, CallError> {
         check_name(&request.subscriber, "subscriber")?;
-        let config = &self.inner.config;
+        let config = &self.config;
         let mut span = config.log.span();
         let lease =
             config

@@ -96,10 +96,8 @@ struct Subscriber {
 struct SubscriberState {
     stream: StreamState,
     account: Account,
-    /// See [`StreamStart::window_bytes`]; of the current or latest stream.
-    window_bytes: u32,
-    /// See [`StreamStart::supports_age`]; of the current or latest stream.
-    supports_age: bool,
+    /// Start of the current or latest stream.
+    start: StreamStart,
     /// Number of streams by resume outcome.
     resumes: [u64; RESUMES.len()],
     /// Lag in cookies.
@@ -205,22 +203,17 @@ impl Subscribers {
             network,
         };
         let subscriber = match known {
-            Some(subscriber) => {
-                subscriber.supersede(stream, start);
-                subscriber
-            }
+            Some(subscriber) => subscriber,
             None => {
                 table.ensure_capacity()?;
-                let subscriber = Arc::new(Subscriber::new(
-                    table.grants_series(now),
-                    SubscriberInFlight::new(call, name),
-                    stream,
-                    start,
-                ));
+                let has_series = table.grants_series(now);
+                let in_flight = SubscriberInFlight::new(call, name);
+                let subscriber = Arc::new(Subscriber::new(has_series, in_flight, start, now));
                 table.by_name.insert(key, Arc::clone(&subscriber));
                 subscriber
             }
         };
+        subscriber.supersede(stream, start);
         if call == Call::Subscribe {
             let state = subscriber.state.lock();
             self.confirmations().joined(name, &state.account);
@@ -333,22 +326,21 @@ impl SubscriberTable {
 }
 
 impl Subscriber {
+    /// A subscriber whose first stream is about to start.
     fn new(
         has_series: bool,
         in_flight: SubscriberInFlight,
-        stream: StreamState,
         start: StreamStart,
+        now: Instant,
     ) -> Self {
-        let mut state = SubscriberState {
-            stream,
+        let state = SubscriberState {
+            stream: StreamState::Ended { since: now },
             account: Account::new(start.first),
-            window_bytes: start.window_bytes,
-            supports_age: start.supports_age,
+            start,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             loss_log: IntervalLimit::new(1, LOSS_LOG_INTERVAL),
         };
-        state.begin(start);
         Self {
             has_series,
             state: Mutex::new(state),
@@ -361,12 +353,12 @@ impl Subscriber {
         RetainedPosition {
             position: state.account.position,
             high_water: state.account.high_water,
-            stream_began: state.account.stream_began,
-            window_bytes: state.window_bytes,
+            stream_began: state.start.first,
+            window_bytes: state.start.window_bytes,
         }
     }
 
-    /// Supersedes the current stream. The stream is notified before the lock is released, so that its [`Lease`] no
+    /// Records the start of a stream, and supersedes the current one. That stream is notified before the lock is released, so that its [`Lease`] no
     /// longer changes the subscriber.
     fn supersede(&self, by: StreamState, start: StreamStart) {
         let mut state = self.state.lock();
@@ -374,7 +366,12 @@ impl Subscriber {
             superseded.cancel();
         }
         state.stream = by;
-        state.begin(start);
+        state.account.begin(start.first);
+        state.start = start;
+        let outcome = RESUMES.iter().position(|(it, _)| *it == start.outcome);
+        if let Some(outcome) = outcome {
+            state.resumes[outcome] += 1;
+        }
     }
 
     fn snapshot(&self, call: Call, name: &str) -> Snapshot {
@@ -384,7 +381,7 @@ impl Subscriber {
             call,
             has_series: self.has_series,
             connected: matches!(state.stream, StreamState::Streaming { .. }),
-            supports_age: state.supports_age,
+            supports_age: state.start.supports_age,
             position: state.account.position,
             joined: state.account.joined,
             high_water: state.account.high_water,
@@ -394,19 +391,6 @@ impl Subscriber {
             lag_max: state.lag.get(),
             in_flight_bytes: self.in_flight.bytes(),
             disconnects: self.in_flight.disconnects(),
-        }
-    }
-}
-
-impl SubscriberState {
-    /// Records the start of a stream.
-    fn begin(&mut self, start: StreamStart) {
-        self.account.begin(start.first);
-        self.window_bytes = start.window_bytes;
-        self.supports_age = start.supports_age;
-        let outcome = RESUMES.iter().position(|(it, _)| *it == start.outcome);
-        if let Some(outcome) = outcome {
-            self.resumes[outcome] += 1;
         }
     }
 }

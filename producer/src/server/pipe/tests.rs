@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    future::pending,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -129,10 +130,10 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InF
     let out = respond.send_response(Response::new(()), false).unwrap();
     let mut running = std::pin::pin!(async {
         let disconnect = in_flight.disconnect().clone();
-        let (_, mut sent) = Pipe::new(body, out, Some(in_flight)).run().await;
+        let (_, mut sent) = Pipe::new(body, out, Some(in_flight), pending()).run().await;
         disconnect.cancelled().await;
         sent.reset();
-        std::future::pending::<()>().await;
+        pending::<()>().await;
     });
     loop {
         tokio::select! {
@@ -214,12 +215,12 @@ async fn ended_stream_with_unwritten_bytes_can_be_disconnected() {
     let (body, _, _) = CountingBody::body(frames.into());
     let in_flight = in_flight();
     // Nothing is written, because the connection is not polled.
-    let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&in_flight)))
+    let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&in_flight)), pending())
         .run()
         .await;
     assert_eq!(
         (ended, in_flight.bytes()),
-        (PipeEnd::Complete, FRAME_BYTES as u64)
+        (PipeEnd::Ended, FRAME_BYTES as u64)
     );
     sent.reset();
     in_flight.released().await;
@@ -266,7 +267,7 @@ async fn stream_without_data_reserves_none_of_the_shared_window() {
             let (_, mut respond) = connection.accept().await.unwrap().unwrap();
             let out = respond.send_response(Response::new(()), false).unwrap();
             let (body, _, _) = CountingBody::body(frames);
-            pipes.spawn(Pipe::new(body, out, None).run());
+            pipes.spawn(Pipe::new(body, out, None, pending()).run());
             // The first stream runs before the second one begins.
             settle().await;
         }

@@ -51,8 +51,6 @@ pub(super) struct Account {
     pub(super) high_water: Sequence,
     /// The sequence number after the last one taken from the log by the current or latest stream.
     pub(super) position: Sequence,
-    /// The first sequence number of the current or latest stream.
-    pub(super) stream_began: Sequence,
     lost_ranges: Ranges,
     pub(super) totals: Totals,
 }
@@ -98,7 +96,6 @@ impl Account {
             joined,
             high_water: joined,
             position: joined,
-            stream_began: joined,
             lost_ranges: Ranges::new(LOST_RANGES_MAX),
             totals: Totals::default(),
         }
@@ -112,7 +109,6 @@ impl Account {
         self.totals.delivered += began.saturating_sub(self.high_water);
         self.high_water = self.high_water.max(began);
         self.position = began;
-        self.stream_began = began;
     }
 
     /// Records that `first..=last` were handed to the stream.

@@ -111,10 +111,10 @@ impl Confirmations {
         is_raised
     }
 
-    /// Records a new stream. Records that it sends again must be confirmed again: the node may have lost its store.
+    /// Records a new stream, from which nothing was sent yet. Records that it sends again must be confirmed again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
         if let Some(node) = self.nodes.get_mut(name) {
-            let before = account.stream_began.saturating_sub(1);
+            let before = account.position.saturating_sub(1);
             node.durable = node.durable.min(before);
             node.applied = node.applied.min(before);
             node.received.merge(account.received());
