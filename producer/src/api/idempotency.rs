@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use http::{StatusCode, request::Parts};
+use parking_lot::Mutex;
 use runtime::reply::{Reply, content};
 
 use super::{
@@ -29,11 +29,10 @@ const REQUEST_BYTES: usize = 256;
 const KEY_BYTES_MAX: usize = 128;
 
 /// The requests with an idempotency key, by client, oldest first.
-#[derive(Debug, Default)]
-pub(super) struct Idempotency(Mutex<HashMap<String, Vec<KeyedRequest>>>);
+pub(super) type Idempotency = Mutex<HashMap<String, Vec<KeyedRequest>>>;
 
 #[derive(Debug)]
-struct KeyedRequest {
+pub(super) struct KeyedRequest {
     /// Path and key.
     key: String,
     at: Instant,
@@ -88,7 +87,7 @@ impl Key {
             Problem::new(INVALID, detail)
         })?;
         let key = format!("{} {key}", head.uri.path());
-        let mut all = api.inner.idempotency.requests();
+        let mut all = api.inner.idempotency.lock();
         let requests = all.entry(client.to_owned()).or_default();
         requests.retain(|it| it.response.is_none() || it.at.elapsed() < RETENTION);
         let first = match requests.iter().find(|it| it.key == key) {
@@ -116,7 +115,7 @@ impl Key {
 
     /// Keeps the response.
     pub(super) fn finish(self, response: FirstResponse) {
-        let mut all = self.api.inner.idempotency.requests();
+        let mut all = self.api.inner.idempotency.lock();
         let requests = all.entry(self.client.clone()).or_default();
         if let Some(request) = requests.iter_mut().find(|it| it.key == self.key) {
             request.at = Instant::now();
@@ -133,15 +132,9 @@ impl Key {
 
 impl Drop for Key {
     fn drop(&mut self) {
-        let mut all = self.api.inner.idempotency.requests();
+        let mut all = self.api.inner.idempotency.lock();
         if let Some(requests) = all.get_mut(&self.client) {
             requests.retain(|it| it.response.is_some() || it.key != self.key);
         }
-    }
-}
-
-impl Idempotency {
-    fn requests(&self) -> MutexGuard<'_, HashMap<String, Vec<KeyedRequest>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

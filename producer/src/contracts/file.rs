@@ -236,16 +236,9 @@ struct Reader {
 impl Reader {
     /// The contract of unlisted DSPs, and whether its table is complete; `None` if it cannot be read.
     fn defaults(&mut self, value: Value) -> Option<(Contract, bool)> {
-        for (key, what) in [
-            ("name", "names one DSP: set it in [dsp.ID]"),
-            ("names", "names one DSP: set it in [dsp.ID]"),
-            ("vendor", "is the id of one DSP: set it in [dsp.ID]"),
-            (
-                "limit",
-                "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs",
-            ),
-        ] {
+        for key in ["name", "names", "vendor", "limit"] {
             if value.get(key).is_some() {
+                let what = "is for one DSP: set it in [dsp.ID]";
                 self.tables.error(&format!("defaults.{key}"), what);
             }
         }

@@ -13,42 +13,26 @@ const TEMPLATE_BYTES_MAX: usize = 2_048;
 /// Maximum length of a rendered URL; many servers reject longer URLs.
 const URL_BYTES_MAX: usize = 8_192;
 
-/// A value of the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Macro {
-    /// The user id.
-    Uid,
-    /// The buyer uid.
-    DspUid,
-    /// The query parameter `gdpr`.
-    Gdpr,
-    /// The query parameter `gdpr_consent`.
-    GdprConsent,
-    /// The query parameter `gpp`.
-    Gpp,
-    /// The query parameter `gpp_sid`.
-    GppSid,
-    /// The query parameter `us_privacy`.
-    UsPrivacy,
-}
+/// Selects a value of the request.
+type Value = for<'a> fn(&CookieRef<'a>, &Signals<'a>) -> &'a str;
 
-/// The macros by name.
-const MACROS: [(&str, Macro); 7] = [
-    ("UID", Macro::Uid),
-    ("DSP_UID", Macro::DspUid),
-    ("GDPR", Macro::Gdpr),
-    ("GDPR_CONSENT", Macro::GdprConsent),
-    ("GPP", Macro::Gpp),
-    ("GPP_SID", Macro::GppSid),
-    ("US_PRIVACY", Macro::UsPrivacy),
+/// The macros by name: the user id, the buyer uid, and query parameters.
+const MACROS: [(&str, Value); 7] = [
+    ("UID", |cookie, _| cookie.user_id),
+    ("DSP_UID", |cookie, _| cookie.buyer_uid),
+    ("GDPR", |_, signals| signals.gdpr),
+    ("GDPR_CONSENT", |_, signals| signals.gdpr_consent),
+    ("GPP", |_, signals| signals.gpp),
+    ("GPP_SID", |_, signals| signals.gpp_sid),
+    ("US_PRIVACY", |_, signals| signals.us_privacy),
 ];
 
 /// The compiled URL of a redirect.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Template {
     host: String,
     /// Texts, each followed by a macro.
-    parts: Vec<(String, Macro)>,
+    parts: Vec<(String, Value)>,
     end: String,
 }
 
@@ -109,16 +93,7 @@ impl Template {
         for (text, value) in &self.parts {
             output.extend_from_slice(text.as_bytes());
             let start = output.len();
-            let value = match value {
-                Macro::Uid => cookie.user_id,
-                Macro::DspUid => cookie.buyer_uid,
-                Macro::Gdpr => signals.gdpr,
-                Macro::GdprConsent => signals.gdpr_consent,
-                Macro::Gpp => signals.gpp,
-                Macro::GppSid => signals.gpp_sid,
-                Macro::UsPrivacy => signals.us_privacy,
-            };
-            encode(value, length_max, output);
+            encode(value(cookie, signals), length_max, output);
             let value = &output[start..];
             let is_dots = !value.is_empty() && value.iter().all(|&byte| byte == b'.');
             if is_dots || output.len() > length_max {

@@ -49,7 +49,7 @@ uid_macro = ['']
     let expected = [
         "line 1: the file: unknown key `unknwon_dsps`, expected one of",
         "line 2: redirect_hosts: `10.0.0.1` is an IP address",
-        "line 4: defaults.name: names one DSP",
+        "line 4: defaults.name: is for one DSP",
         "line 5: defaults.uid_bytes_max: out of range: use 1 to 256",
         "line 23: dsp.017: invalid DSP id",
         "line 8: dsp.17.uid_pattern: invalid pattern: unclosed group",
@@ -155,7 +155,7 @@ fn names_are_unique_among_dsps_and_bounded() {
             vec!["n"; 65]
         ),
         &[
-            "line 10: defaults.names: names one DSP",
+            "line 10: defaults.names: is for one DSP",
             "line 8: dsp.19.names: invalid name",
             "line 7: dsp.19.name: another DSP has the name `ADNXS`",
             "line 12: dsp.20.names: too many names: the maximum is 64",
@@ -264,7 +264,7 @@ fn errors_of_limits_are_reported_where_they_are() {
         ),
         (
             format!("[defaults]\nlimit = {{ {rules} }}"),
-            "line 2: defaults.limit: limits one DSP",
+            "line 2: defaults.limit: is for one DSP",
         ),
         (
             format!("unknown = 'unlimited'\n[limits.dsp]\nkeys = ['partner']\n{rules}"),
