@@ -7,15 +7,13 @@
 mod cursor;
 mod dedup;
 mod deletions;
-mod id;
 
 pub use cursor::Cursor;
 pub use dedup::{AcceptAll, DedupDecision, DedupFilter, Fingerprint};
-pub use id::BatchId;
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
-use crate::deletions::Deletion;
+use crate::{deletions::Deletion, ledger::LedgerCounts};
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
@@ -41,6 +39,17 @@ pub struct BatchCookie<'a> {
     pub is_known: bool,
 }
 
+/// Number of a batch, in the order of collection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BatchId(pub u64);
+
+impl BatchId {
+    /// The number of the next batch.
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 /// The newest cookie of each pair, and the cursors of the producers.
 #[derive(Debug)]
 pub struct Batch {
@@ -58,32 +67,9 @@ pub struct Batch {
     cookies_max: usize,
     bytes: usize,
     bytes_max: usize,
-    counts: BatchCounts,
+    counts: LedgerCounts,
     /// Expected number of cookies: that of the previous batch.
     expected_cookies: usize,
-}
-
-/// Outcomes of the cookies pushed into a batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BatchCounts {
-    /// Received cookies: the sum of the other counts and of the cookies to write.
-    pub received: u64,
-    /// Duplicates suppressed by the filter.
-    pub suppressed: u64,
-    /// Cookies that the filter found to be older than the stored one.
-    pub stale: u64,
-    /// Cookies replaced by a newer one of this batch.
-    pub superseded: u64,
-    /// Cookies that violate the protocol.
-    pub malformed: u64,
-    /// Cookies of DSPs that are not accepted.
-    pub no_dsp_slot: u64,
-    /// Cookies that had expired when they were received.
-    pub expired: u64,
-    /// Deletions.
-    pub deletions: u64,
-    /// Cookies that a deletion covers.
-    pub deleted: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -116,7 +102,7 @@ impl Batch {
             cookies_max,
             bytes: 0,
             bytes_max,
-            counts: BatchCounts::default(),
+            counts: LedgerCounts::default(),
             expected_cookies: 0,
         }
     }
@@ -152,8 +138,8 @@ impl Batch {
         self.entries.len()
     }
 
-    /// Outcomes of the cookies pushed so far.
-    pub fn counts(&self) -> BatchCounts {
+    /// Outcomes of the cookies pushed so far. Those received are the sum of the other counts and of the cookies to write.
+    pub fn counts(&self) -> LedgerCounts {
         self.counts
     }
 
@@ -316,7 +302,7 @@ impl Batch {
                 DedupDecision::Stale => self.counts.stale += 1,
                 DedupDecision::NoDspSlot => self.counts.no_dsp_slot += 1,
                 DedupDecision::Expired => self.counts.expired += 1,
-                DedupDecision::Deleted => self.counts.deleted += 1,
+                DedupDecision::Deleted => self.counts.deleted_on_arrival += 1,
                 DedupDecision::Write { is_known } => {
                     let entry = self.entry(chunk_at, admitted.accepted_unix_micros, cookie);
                     self.insert(

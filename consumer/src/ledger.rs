@@ -25,12 +25,10 @@
 
 use std::sync::Arc;
 
-use metric_defs::{MetricDef, consumer, equations::LEDGER};
+use metric_defs::{MetricDef, consumer};
 use parking_lot::Mutex;
 use prometheus::Result;
 use runtime::metrics::{Family, Registry, family};
-
-use crate::batch::BatchCounts;
 
 /// The ledger of one process; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +43,7 @@ struct Entries {
     imbalance_logged: bool,
 }
 
-/// A snapshot of the ledger.
+/// Counts of the ledger, of a batch, or of a write to the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LedgerCounts {
     /// Cookies received.
@@ -142,19 +140,10 @@ impl Ledger {
 
     /// Counts the outcomes of a durable batch: those of its collection, and those of the store. Its cookies in the retry queue
     /// were [counted](Self::enqueued) before.
-    pub fn settled(&self, batch_counts: &BatchCounts, store_outcomes: &LedgerCounts) {
+    pub fn settled(&self, batch_counts: &LedgerCounts, store_outcomes: &LedgerCounts) {
         let mut entries = self.entries.lock();
-        let counts = &mut entries.counts;
-        counts.written += store_outcomes.written;
-        counts.superseded += batch_counts.superseded;
-        counts.suppressed += batch_counts.suppressed;
-        counts.stale += batch_counts.stale + store_outcomes.stale;
-        counts.malformed += batch_counts.malformed;
-        counts.no_dsp_slot += batch_counts.no_dsp_slot;
-        counts.expired += batch_counts.expired;
-        counts.deletions += batch_counts.deletions;
-        counts.deleted_on_arrival += batch_counts.deleted;
-        counts.rejected += store_outcomes.rejected;
+        entries.counts.add_outcomes(batch_counts);
+        entries.counts.add_outcomes(store_outcomes);
         entries.remove_waiting(batch_counts.received - store_outcomes.in_retry_queue);
     }
 
@@ -175,12 +164,7 @@ impl Ledger {
     /// Counts the outcomes of cookies that leave the retry queue.
     pub fn retried(&self, outcomes: &LedgerCounts) {
         let counts = &mut self.entries.lock().counts;
-        counts.written += outcomes.written;
-        counts.superseded += outcomes.superseded;
-        counts.stale += outcomes.stale;
-        counts.rejected += outcomes.rejected;
-        counts.unreadable += outcomes.unreadable;
-        counts.deleted_on_arrival += outcomes.deleted_on_arrival;
+        counts.add_outcomes(outcomes);
         let stored = outcomes.written + outcomes.superseded + outcomes.stale;
         let all = stored + outcomes.rejected + outcomes.unreadable + outcomes.deleted_on_arrival;
         counts.in_retry_queue = counts.in_retry_queue.saturating_sub(all);
@@ -193,23 +177,19 @@ impl Ledger {
 }
 
 impl LedgerCounts {
-    /// Left side of the equation minus its right side. Always 0 unless this program has a bug.
-    pub fn imbalance(&self) -> i64 {
-        let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
-        let accounted: u64 = LEDGER.terms.iter().map(|term| self.of(term.count)).sum();
-        inputs.cast_signed().wrapping_sub(accounted.cast_signed())
-    }
-
-    /// Whether the equation holds.
-    pub fn is_balanced(&self) -> bool {
-        self.imbalance() == 0
-    }
-
-    /// A metric of the ledger, summed over its labels.
-    fn of(&self, metric: MetricDef) -> u64 {
-        let row = ROWS.iter().find(|(of, _)| *of == metric);
-        let (_, series) = row.expect("the equation has only metrics of the ledger");
-        series.iter().map(|(_, read)| read(self)).sum()
+    /// Adds the final outcomes of other cookies.
+    fn add_outcomes(&mut self, other: &Self) {
+        self.written += other.written;
+        self.suppressed += other.suppressed;
+        self.superseded += other.superseded;
+        self.stale += other.stale;
+        self.deletions += other.deletions;
+        self.deleted_on_arrival += other.deleted_on_arrival;
+        self.malformed += other.malformed;
+        self.rejected += other.rejected;
+        self.unreadable += other.unreadable;
+        self.no_dsp_slot += other.no_dsp_slot;
+        self.expired += other.expired;
     }
 
     #[expect(
@@ -248,10 +228,28 @@ impl Entries {
 mod tests {
     use std::collections::BTreeSet;
 
+    use metric_defs::equations::LEDGER;
+
     use super::*;
 
+    impl LedgerCounts {
+        /// Whether the equation holds.
+        pub(crate) fn is_balanced(&self) -> bool {
+            let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
+            let accounted: u64 = LEDGER.terms.iter().map(|term| self.of(term.count)).sum();
+            inputs == accounted
+        }
+
+        /// A metric of the ledger, summed over its labels.
+        fn of(&self, metric: MetricDef) -> u64 {
+            let row = ROWS.iter().find(|(of, _)| *of == metric);
+            let (_, series) = row.expect("the equation has only metrics of the ledger");
+            series.iter().map(|(_, read)| read(self)).sum()
+        }
+    }
+
     fn settle(ledger: &Ledger, received: u64, written: u64) {
-        let batch_counts = BatchCounts {
+        let batch_counts = LedgerCounts {
             received,
             suppressed: 1,
             stale: 2,
@@ -260,7 +258,8 @@ mod tests {
             no_dsp_slot: 1,
             expired: 1,
             deletions: 1,
-            deleted: 1,
+            deleted_on_arrival: 1,
+            ..LedgerCounts::default()
         };
         let store_outcomes = LedgerCounts {
             written,

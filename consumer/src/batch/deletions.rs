@@ -25,7 +25,7 @@ impl Batch {
         self.entries.retain(|entry| {
             entry.accepted_unix_micros > deletions.until(entry.user_id(chunks), entry.dsp_id)
         });
-        self.counts.deleted += (before - self.entries.len()) as u64;
+        self.counts.deleted_on_arrival += (before - self.entries.len()) as u64;
         self.index.clear();
     }
 

@@ -349,16 +349,10 @@ fn malformed_cookies_are_counted_and_skipped() {
     assert_eq!(buyers(&batch), [("valid", 7, "x")]);
     assert_eq!(
         batch.counts(),
-        BatchCounts {
+        LedgerCounts {
             received: 8,
-            suppressed: 0,
-            stale: 0,
-            superseded: 0,
             malformed: 7,
-            no_dsp_slot: 0,
-            expired: 0,
-            deletions: 0,
-            deleted: 0,
+            ..LedgerCounts::default()
         }
     );
     assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 1)]);

@@ -157,7 +157,8 @@ impl Retrier {
             let (counts, stored) = (batch.counts(), written.counts(batch.len()));
             let (cookies, superseded) = (batch.len() as u64, counts.superseded);
             let queued: u64 = entries.iter().map(|entry| entry.cookies).sum();
-            let unreadable = queued.saturating_sub(cookies + superseded + counts.deleted);
+            let unreadable =
+                queued.saturating_sub(cookies + superseded + counts.deleted_on_arrival);
             if unreadable > 0 {
                 tracing::error!(
                     dsp_id,
@@ -171,7 +172,7 @@ impl Retrier {
             let outcomes = LedgerCounts {
                 superseded,
                 unreadable,
-                deleted_on_arrival: counts.deleted,
+                deleted_on_arrival: counts.deleted_on_arrival,
                 ..stored
             };
             self.retry_queue.metrics.ledger.retried(&outcomes);

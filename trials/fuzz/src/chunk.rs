@@ -3,11 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use consumer::{
-    batch::{Batch, BatchCounts},
-    suppression::Suppression,
-    ttl::Ttls,
-};
+use consumer::{batch::Batch, ledger::LedgerCounts, suppression::Suppression, ttl::Ttls};
 use prost::Message;
 use proto::{
     limits::{AGE_MICROS_MAX, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
@@ -87,7 +83,7 @@ fn check_chunk(chunk: &ChunkRef) {
 }
 
 fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
-    let BatchCounts {
+    let LedgerCounts {
         received,
         suppressed,
         stale,
@@ -96,7 +92,8 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
         no_dsp_slot,
         expired,
         deletions,
-        deleted,
+        deleted_on_arrival,
+        ..
     } = batch.counts();
     let announced = u64::from(chunk.header().count);
     assert!((announced..=announced.max(decoded as u64)).contains(&received));
@@ -109,7 +106,7 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
             + no_dsp_slot
             + expired
             + deletions
-            + deleted
+            + deleted_on_arrival
             + batch.len() as u64
     );
     assert!(batch.len() <= decoded);

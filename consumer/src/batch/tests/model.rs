@@ -167,7 +167,7 @@ struct Model {
     newest: HashMap<(String, u32), (u64, String)>,
     /// The pairs in the order of their first cookie, and whether that one was known.
     order: Vec<((String, u32), bool)>,
-    counts: BatchCounts,
+    counts: LedgerCounts,
     cursors: HashMap<u8, u64>,
 }
 
@@ -190,7 +190,7 @@ impl Model {
                 (None, DedupDecision::Stale) => self.counts.stale += 1,
                 (None, DedupDecision::NoDspSlot) => self.counts.no_dsp_slot += 1,
                 (None, DedupDecision::Expired) => self.counts.expired += 1,
-                (None, DedupDecision::Deleted) => self.counts.deleted += 1,
+                (None, DedupDecision::Deleted) => self.counts.deleted_on_arrival += 1,
                 (None, DedupDecision::Write { is_known }) => {
                     let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
                     self.insert(cookie, accepted, is_known);
