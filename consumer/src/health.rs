@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use runtime::ready::Component;
 
-use crate::producers::Producers;
+use crate::producers::{Producers, Snapshot};
 
 /// Health of the store, as reported by the sink, and of the producers.
 #[derive(Debug)]
@@ -108,8 +108,7 @@ impl Health {
     }
 
     /// Describes the addresses without a stream, with the reason.
-    fn describe_disconnected(&self) -> String {
-        let snapshot = self.producers.snapshot();
+    fn describe_disconnected(snapshot: &Snapshot) -> String {
         let disconnected = snapshot.addresses.iter().filter(|(_, it)| !it.is_connected);
         let named = disconnected
             .take(ADDRESSES_NAMED_MAX)
@@ -123,9 +122,8 @@ impl Health {
     }
 
     /// Describes the confirmations, without which deletions do not complete.
-    fn describe_confirmations(&self) -> Result<String, String> {
-        let addresses = self.producers.snapshot().addresses;
-        let failing = addresses.iter().filter_map(|(address, it)| {
+    fn describe_confirmations(snapshot: &Snapshot) -> Result<String, String> {
+        let failing = snapshot.addresses.iter().filter_map(|(address, it)| {
             let why = it.unconfirmed.as_ref()?;
             Some(format!("{address} of {}: {why}", it.origin))
         });
@@ -155,18 +153,19 @@ impl Health {
         let snapshot = self.producers.snapshot();
         let mut ids = snapshot.producers.iter();
         let duplicate = ids.find_map(|(id, it)| it.has_duplicate.then_some(id));
-        let producers = match self.producers.connected_and_total() {
+        let connected = snapshot.addresses.values().filter(|it| it.is_connected);
+        let producers = match (connected.count(), snapshot.addresses.len()) {
             _ if let Some(id) = duplicate => Err(format!(
                 "two producers have the id {id}; give each its own --id"
             )),
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!(
                 "no producer is connected; known addresses: {all}{}",
-                self.describe_disconnected()
+                Self::describe_disconnected(&snapshot)
             )),
             (some, all) => Ok(format!(
                 "{some} of {all} connected{}",
-                self.describe_disconnected()
+                Self::describe_disconnected(&snapshot)
             )),
         };
         vec![
@@ -174,7 +173,7 @@ impl Health {
             Component::new("cursors", cursors),
             Component::new("dsps", Ok(self.describe_dsps())),
             Component::new("producers", producers),
-            Component::new("confirmations", self.describe_confirmations()),
+            Component::new("confirmations", Self::describe_confirmations(&snapshot)),
         ]
     }
 }

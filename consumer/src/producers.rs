@@ -17,7 +17,7 @@ mod table;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use runtime::unix_micros;
 use tokio::{
     sync::Notify,
@@ -77,32 +77,32 @@ pub struct StreamGuard {
 impl Producers {
     /// Loads the cursors of the store.
     pub fn load(&self, cursors: Vec<Cursor>) {
-        self.0.table.lock().load(cursors);
+        self.table().load(cursors);
     }
 
     /// Whether the cursors of the store are loaded.
     pub fn is_loaded(&self) -> bool {
-        self.0.table.lock().is_loaded
+        self.table().is_loaded
     }
 
     /// Received positions of all producers, most recently advanced first, up to the maximum of a request.
     pub fn cursors(&self) -> Vec<Cursor> {
-        self.0.table.lock().cursors()
+        self.table().cursors()
     }
 
     /// Received position of a producer.
     pub fn cursor(&self, producer: &str) -> Option<Cursor> {
-        self.0.table.lock().get(producer)?.received.clone()
+        self.table().get(producer)?.received.clone()
     }
 
     /// Epoch and sequence number up to which a producer's cookies are durable.
     pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
-        self.0.table.lock().get(producer)?.durable
+        self.table().get(producer)?.durable
     }
 
     /// Number of open streams of a producer.
     pub fn streams(&self, producer: &str) -> usize {
-        let table = self.0.table.lock();
+        let table = self.table();
         table.get(producer).map_or(0, |it| it.streams)
     }
 
@@ -113,7 +113,7 @@ impl Producers {
 
     /// Registers an address of the setting `origin`.
     pub fn register(&self, address: SocketAddr, origin: &str) -> AddressGuard {
-        self.0.table.lock().register(address, origin);
+        self.table().register(address, origin);
         AddressGuard {
             producers: self.clone(),
             address,
@@ -122,29 +122,24 @@ impl Producers {
 
     /// Records why the confirmations to an address fail, or that they succeed. Returns whether they failed before.
     pub fn set_unconfirmed(&self, address: SocketAddr, why: Option<&str>) -> bool {
-        self.0.table.lock().set_unconfirmed(address, why)
-    }
-
-    /// The number of connected addresses, and of all addresses.
-    pub fn connected_and_total(&self) -> (usize, usize) {
-        self.0.table.lock().connected_and_total()
+        self.table().set_unconfirmed(address, why)
     }
 
     /// Records the cursors of a commit.
     pub fn record_commit(&self, cursors: &[Cursor]) {
-        self.0.table.lock().record_commit(cursors);
+        self.table().record_commit(cursors);
     }
 
     /// Removes a producer whose cursor the store has deleted. While a stream is open, removes only the durable position.
     /// Returns the received position if it was removed.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
-        self.0.table.lock().forget(producer)
+        self.table().forget(producer)
     }
 
     /// Time up to which all cookies that the producers accepted are durable here: on the producers' clocks, in microseconds
     /// since the Unix epoch. `None` if it is unknown, for instance because an address has no stream.
     pub fn complete_until(&self) -> Option<u64> {
-        self.0.table.lock().complete_until()
+        self.table().complete_until()
     }
 
     /// The time of this host since the start of this process, in microseconds since the Unix epoch: a clock that is set
@@ -160,7 +155,7 @@ impl Producers {
             return;
         }
         let offset = ClockOffset::measured(sent, unix_micros, self.steady_micros());
-        if let Some(producer) = self.0.table.lock().get_mut(producer) {
+        if let Some(producer) = self.table().get_mut(producer) {
             producer.offset = Some(offset);
         }
         self.0.streams_changed.notify_waiters();
@@ -172,7 +167,7 @@ impl Producers {
         let are_measured = async {
             loop {
                 let changed = self.0.streams_changed.notified();
-                if self.0.table.lock().are_measured() {
+                if self.table().are_measured() {
                     return;
                 }
                 changed.await;
@@ -186,20 +181,20 @@ impl Producers {
     /// cookies.
     pub fn limit_clock(&self, producer: &str, accepted_unix_micros: u64) {
         let arrived = ClockOffset::measured(0, accepted_unix_micros, self.steady_micros());
-        if let Some(producer) = self.0.table.lock().get_mut(producer) {
+        if let Some(producer) = self.table().get_mut(producer) {
             producer.limit_offset(arrived.max);
         }
     }
 
     /// The measured difference of a producer's clock, if known.
     pub fn clock_offset(&self, producer: &str) -> Option<ClockOffset> {
-        self.0.table.lock().get(producer)?.offset
+        self.table().get(producer)?.offset
     }
 
     /// The latest time that the clock of this host or any producer may have shown when that of `producer` showed
     /// `unix_micros`.
     pub fn latest_anywhere(&self, producer: &str, unix_micros: u64) -> u64 {
-        let table = self.0.table.lock();
+        let table = self.table();
         table.latest_anywhere(producer, unix_micros, self.0.started.0)
     }
 
@@ -207,7 +202,11 @@ impl Producers {
     pub fn snapshot(&self) -> Snapshot {
         // The skew refers to the present time of this host.
         let set_ahead = unix_micros().wrapping_sub(self.steady_micros());
-        self.0.table.lock().snapshot(set_ahead.cast_signed())
+        self.table().snapshot(set_ahead.cast_signed())
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table.lock()
     }
 
     async fn wait_streams(&self, producer: &str, is_reached: fn(usize) -> bool) {
@@ -229,7 +228,7 @@ impl AddressGuard {
 
     /// Records why there is no stream.
     pub fn set_error(&self, error: &str) {
-        self.producers.0.table.lock().set_error(self.address, error);
+        self.producers.table().set_error(self.address, error);
     }
 
     /// Records an opened stream. The first stream of a new epoch also returns the observed range of the previous epoch, so
@@ -238,12 +237,7 @@ impl AddressGuard {
         let Cursor {
             producer, epoch, ..
         } = start.at;
-        let observed = self
-            .producers
-            .0
-            .table
-            .lock()
-            .open_stream(self.address, start);
+        let observed = self.producers.table().open_stream(self.address, start);
         self.producers.0.streams_changed.notify_waiters();
         let stream = StreamGuard {
             producers: self.producers.clone(),
@@ -258,7 +252,7 @@ impl AddressGuard {
 
 impl Drop for AddressGuard {
     fn drop(&mut self) {
-        self.producers.0.table.lock().unregister(self.address);
+        self.producers.table().unregister(self.address);
     }
 }
 
@@ -267,20 +261,20 @@ impl StreamGuard {
     /// receives items again instead of missing them.
     pub fn advance(&mut self, cursor: &Cursor, accepted: Option<u64>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
-        let mut table = self.producers.0.table.lock();
+        let mut table = self.producers.table();
         table.advance(cursor, accepted, had_advanced)
     }
 
     /// Records that all cookies that the producer accepted up to `unix_micros` were received.
     pub fn caught_up(&self, unix_micros: u64) -> AdvanceResult {
-        let mut table = self.producers.0.table.lock();
+        let mut table = self.producers.table();
         let producer = table.producer(&self.producer);
         producer.caught_up(self.epoch, unix_micros)
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.
     pub fn add_lost(&self, cookies: u64) -> u64 {
-        let mut table = self.producers.0.table.lock();
+        let mut table = self.producers.table();
         let producer = table.producer(&self.producer);
         producer.add_lost(self.epoch, cookies)
     }
@@ -296,11 +290,9 @@ impl StreamGuard {
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        self.producers
-            .0
-            .table
-            .lock()
-            .close_stream(self.address, &self.producer);
+        let mut table = self.producers.table();
+        table.close_stream(self.address, &self.producer);
+        drop(table);
         self.producers.0.streams_changed.notify_waiters();
     }
 }

@@ -206,12 +206,6 @@ impl Table {
         cursors.collect()
     }
 
-    pub(super) fn connected_and_total(&self) -> (usize, usize) {
-        let addresses = self.addresses.values();
-        let connected = addresses.filter(|address| address.is_connected);
-        (connected.count(), self.addresses.len())
-    }
-
     /// A snapshot. The clock of this host was set ahead by `set_ahead` microseconds since the start.
     pub(super) fn snapshot(&self, set_ahead: i64) -> Snapshot {
         let with_address = self.with_address();

@@ -49,7 +49,7 @@ impl Subscription {
         let origin = self.origin.parse().map_err(|_| {
             StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
         })?;
-        let (_, addresses) = self.context.producers.connected_and_total();
+        let addresses = self.context.producers.snapshot().addresses.len();
         let window_bytes = window_bytes(addresses.max(self.context.producers_min));
         let endpoint = client::endpoint(format!("http://{}", self.address()))
             .map_err(unreachable)?
