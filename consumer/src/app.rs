@@ -61,17 +61,6 @@ pub struct App {
     deletions: Deletions,
 }
 
-/// External dependencies of a consumer, which simulations replace.
-#[derive(Debug)]
-pub struct Dependencies<L> {
-    /// The store of cookies and cursors.
-    pub store: Store,
-    /// The admin port.
-    pub admin: L,
-    /// The network to the producers.
-    pub network: Arc<dyn Network>,
-}
-
 impl App {
     /// Opens the store, binds the admin port and starts to read.
     ///
@@ -80,28 +69,21 @@ impl App {
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
         let admin = listen::bind(config.process.admin, "--admin")?;
-        let dependencies = Dependencies {
-            store,
-            admin,
-            network: Arc::new(Tcp),
-        };
-        Self::start_in(dependencies, config, registry)
+        Self::start_in(store, admin, Arc::new(Tcp), config, registry)
     }
 
-    /// Starts to read with the given dependencies. The store and admin address of `config` are not used.
+    /// Starts to read, with a store, admin port and network that simulations replace. The store and admin address of `config` are
+    /// not used.
     ///
     /// # Errors
     /// When the registry already has metrics of these names.
     pub fn start_in<L: Listener>(
-        dependencies: Dependencies<L>,
+        store: Store,
+        listener: L,
+        network: Arc<dyn Network>,
         config: Config,
         registry: Registry,
     ) -> anyhow::Result<Self> {
-        let Dependencies {
-            store,
-            admin: listener,
-            network,
-        } = dependencies;
         let metrics = Metrics::register(&registry)?;
         let services = Services::register(&registry, "consumer", true)?;
         let stop_reading = CancellationToken::new();

@@ -162,13 +162,10 @@ pub(crate) async fn run_consumer(
 ) -> anyhow::Result<()> {
     let (stop, registry) = process.begin();
     store.discard_uncommitted_reports(&process.name);
-    let dependencies = consumer::app::Dependencies {
-        store: consumer::store::Store::with_all_roles(store),
-        admin: SimListener::bind(ADMIN, &process.stall).await?,
-        network: Arc::new(SimNetwork),
-    };
+    let store = consumer::store::Store::with_all_roles(store);
+    let admin = SimListener::bind(ADMIN, &process.stall).await?;
     let config = consumer::config::Config::load(arguments)?;
-    let app = consumer::app::App::start_in(dependencies, config, registry)?;
+    let app = consumer::app::App::start_in(store, admin, Arc::new(SimNetwork), config, registry)?;
     tokio::select! {
         error = app.failed() => return Err(error.context(format!("{} failed", process.name))),
         () = stop.cancelled() => {}
