@@ -183,16 +183,12 @@ impl MaintenanceTask {
             self.upkeep.expire(expiry).await
         });
         let expired = expired.await?;
-        self.metrics.expired.inc_by(expired.deleted);
         let overdue = match window {
             // Cookies that are never deleted are not overdue.
             Window::Never => BTreeMap::new(),
             Window::Always | Window::Daily { .. } => expired.overdue,
         };
         self.metrics.set_overdue(&overdue);
-        if expired.deleted > 0 {
-            tracing::info!(deleted = expired.deleted, "expired cookies deleted");
-        }
         if let Some(error) = expired.failed {
             return Err(error);
         }

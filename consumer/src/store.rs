@@ -193,7 +193,8 @@ pub struct Expiry<'a> {
     pub stop: &'a CancellationToken,
     /// Deletions of cookies that the store may still have.
     pub deletions: &'a Deletions,
-    /// Receives each step of a sweep.
+    /// Receives each step of a sweep, and the number of cookies, including superseded values, that were deleted otherwise since
+    /// the last call.
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
 
@@ -211,8 +212,6 @@ pub struct SweepProgress {
 /// Result of an expiry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpiryResult {
-    /// Expired cookies, including superseded values, that were deleted since the last call and not reported as progress.
-    pub deleted: u64,
     /// Whether nothing remains to be done. Otherwise the next call should follow soon.
     pub complete: bool,
     /// Time since the oldest cookie of each DSP expired. Contains only DSPs known to have expired cookies.

@@ -57,8 +57,11 @@ impl Upkeep for FakeStore {
 
     async fn expire(&self, expiry: Expiry<'_>) -> Result<ExpiryResult, StoreError> {
         self.record(Call::Expire(expiry.open));
-        Ok(ExpiryResult {
+        (expiry.report)(&SweepProgress {
             deleted: 2,
+            ..SweepProgress::default()
+        });
+        Ok(ExpiryResult {
             complete: true,
             ..ExpiryResult::default()
         })

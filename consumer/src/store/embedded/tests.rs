@@ -1,6 +1,10 @@
 //! Tests of the store in a temporary directory.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{
+    ops::ControlFlow,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use proto::{
     limits::USER_ID_BYTES_MAX,
@@ -13,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{super::Upkeep as _, *};
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
+use crate::store::{Expiry, SweepProgress};
 
 /// A TTL of a day. A producer's report shortens it to a minute for all DSPs except one.
 fn ttls() -> Ttls {
@@ -254,19 +259,23 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     let store = EmbeddedStore::open_with(dir.path().to_path_buf(), ttls(), tuning);
     let store = store.await.unwrap();
     let (stop, mut random) = (CancellationToken::new(), fastrand::Rng::with_seed(1));
+    let deletions = Deletions::default();
     let mut largest = 0;
-    let mut deleted = 0;
+    let counted = AtomicU64::new(0);
+    let count_deleted = |progress: &SweepProgress| {
+        counted.fetch_add(progress.deleted, Relaxed);
+    };
     // The generations are a third of the TTL apart.
     for step in 1..=20 {
         let now = NOW + step * 20 * SECOND;
         let bytes = generation(&store, &mut random, now).await;
-        let expired = store
-            .expire(expiry(step >= 8, now, &stop, &Deletions::default()))
-            .await
-            .unwrap();
-        deleted += expired.deleted;
+        let expiry = Expiry {
+            report: &count_deleted,
+            ..expiry(step >= 8, now, &stop, &deletions)
+        };
+        store.expire(expiry).await.unwrap();
         if step == 8 {
-            assert_eq!(deleted, 0, "while the window was closed");
+            assert_eq!(counted.load(Relaxed), 0, "while the window was closed");
             assert_eq!(count(&store, 1, 0..u64::MAX), 8 * GENERATION);
             largest = bytes;
         }
@@ -278,11 +287,12 @@ async fn expired_cookies_are_deleted_as_others_are_written() {
     let deadline = std::time::Instant::now() + Duration::from_secs(120);
     loop {
         let remaining = count(&store, 1, 0..now - 60 * SECOND);
-        deleted += store
-            .expire(expiry(true, now, &stop, &Deletions::default()))
-            .await
-            .unwrap()
-            .deleted;
+        let expiry = Expiry {
+            report: &count_deleted,
+            ..expiry(true, now, &stop, &deletions)
+        };
+        store.expire(expiry).await.unwrap();
+        let deleted = counted.load(Relaxed);
         if remaining < 5 * GENERATION && deleted >= 10 * GENERATION as u64 {
             break;
         }
@@ -428,8 +438,8 @@ fn expiry<'a>(
     now: u64,
     stop: &'a CancellationToken,
     deletions: &'a Deletions,
-) -> crate::store::Expiry<'a> {
-    crate::store::Expiry {
+) -> Expiry<'a> {
+    Expiry {
         open,
         now,
         since: now,

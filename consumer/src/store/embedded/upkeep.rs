@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     deletions::{Deletion, Deletions, DspDeletion},
-    store::{Compaction, Expiry, ExpiryResult, StoreError, Upkeep},
+    store::{Compaction, Expiry, ExpiryResult, StoreError, SweepProgress, Upkeep},
 };
 
 /// Number of cookies that a step scans.
@@ -40,8 +40,12 @@ impl Upkeep for EmbeddedStore {
         if expiry.open {
             self.inner.expiry.set_now(expiry.now);
         }
+        let deleted = self.inner.expiry.take_removed();
+        (expiry.report)(&SweepProgress {
+            deleted,
+            ..SweepProgress::default()
+        });
         Ok(ExpiryResult {
-            deleted: self.inner.expiry.take_removed(),
             complete: true,
             ..ExpiryResult::default()
         })
