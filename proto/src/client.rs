@@ -52,7 +52,7 @@ pub async fn subscribe(
     open(channel, request.into_request(), SUBSCRIBE).await
 }
 
-/// Opens a `GetCookies` stream of undecoded messages, for [`decode_cookie`](crate::wire::decode_cookie).
+/// Opens a `GetCookies` stream of undecoded messages, for [`decode_record`](crate::wire::decode_record).
 ///
 /// # Errors
 /// The status of the producer, or of the failed connection.

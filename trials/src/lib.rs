@@ -39,9 +39,13 @@ enum Command {
 /// The scenario cannot be run.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match cli.command {
-        Command::Soak(args) => run_scenario("soak", &args.report, soak::run(&args, &stop)).await,
+        Command::Soak(args) => {
+            let run = Box::pin(soak::run(&args, &stop));
+            run_scenario("soak", &args.report, run).await
+        }
         Command::Brokers(args) => {
-            run_scenario("brokers", &args.report, brokers::run(&args, &stop)).await
+            let run = Box::pin(brokers::run(&args, &stop));
+            run_scenario("brokers", &args.report, run).await
         }
     }
 }

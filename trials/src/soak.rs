@@ -3,12 +3,12 @@
 
 mod allowed_losses;
 mod args;
-#[cfg(test)]
-mod fixtures;
 mod inject;
 mod plan;
 mod report;
 mod reported_losses;
+#[cfg(test)]
+mod tests;
 
 use std::{fs, time::Duration};
 

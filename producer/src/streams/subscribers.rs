@@ -183,7 +183,7 @@ impl Subscribers {
     /// `network` is the client's. `start` returns the start of the stream, given the retained position.
     ///
     /// # Errors
-    /// The error of `start`, or [`CallError::TooManySubscribers`]; the current stream then continues.
+    /// The error of `start`, or `CallError::TooManySubscribers`; the current stream then continues.
     pub fn join(
         &self,
         call: Call,
@@ -229,7 +229,7 @@ impl Subscribers {
     /// Records the stored position of the node with this name. The node must have an open stream from the same network.
     ///
     /// # Errors
-    /// [`CallError::NoStream`] otherwise.
+    /// `CallError::NoStream` otherwise.
     pub fn confirm(
         &self,
         name: &str,

@@ -160,7 +160,7 @@ fn merged(mut allowed: Vec<AllowedLoss>) -> Vec<AllowedLoss> {
 mod tests {
     use std::time::Duration;
 
-    use super::{super::fixtures, *};
+    use super::{super::tests as fixtures, *};
 
     /// Start time in Unix seconds, the clock of epochs.
     const START_UNIX: u64 = 1_000;

@@ -188,7 +188,7 @@ impl ClockPair {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::fixtures, *};
+    use super::{super::tests as fixtures, *};
 
     /// Observations of a producer, one per second from second 2: start of its epoch and accepted cookies.
     fn observations(start: Instant, epochs: &[(u64, u64)]) -> Vec<Observation> {

@@ -39,7 +39,7 @@ fn check_rejects_rules_that_exact_sharing_does_not_support() {
     check(
         &["check", &example],
         0,
-        &["the server decides on every call"],
+        &["decided by the server"],
     );
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");

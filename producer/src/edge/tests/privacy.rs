@@ -185,7 +185,7 @@ vendor = 0
         "line 5: privacy.purpose_one_treatment",
         "line 6: privacy.us",
         "line 3: privacy.host_vendor",
-        "line 8: defaults.vendor: is the id of one DSP: set it in [dsp.ID]",
+        "line 8: defaults.vendor: is for one DSP: set it in [dsp.ID]",
         "line 10: dsp.17.vendor",
     ] {
         assert!(

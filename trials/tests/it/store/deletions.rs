@@ -82,7 +82,7 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
     let kept = stored(&store).await?;
     ensure!(kept.floor() == floor);
     ensure!(kept.size().0 == 12_000 - 2 + 1, "{:?}", kept.size());
-    ensure!(kept.jobs() == [unfinished.clone()], "{:?}", kept.jobs());
+    ensure!(kept.jobs() == [*unfinished], "{:?}", kept.jobs());
     Ok(())
 }
 

@@ -29,7 +29,7 @@ assert isinstance(waited, Slot) and waited.wait == 0 and waited.binding == "a/pe
 counted = increment.sync("b", "k", client=client, body=Increment(n=1, at=slot.now))
 assert isinstance(counted, Counted) and counted.counted and counted.binding == "b/slow", counted
 old = slot.now - datetime.timedelta(days=1)
-counted = increment.sync("b", "k", client=client, body=Increment(at=old.timestamp()))
+counted = increment.sync("b", "k", client=client, body=Increment(at=old))
 assert isinstance(counted, Counted) and not counted.counted, counted
 
 response = reserve.sync_detailed("b", "k", client=client, body=Reserve(max_wait=1.5))
