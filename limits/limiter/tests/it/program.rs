@@ -36,11 +36,7 @@ fn example(name: &str) -> String {
 #[test]
 fn check_rejects_rules_that_exact_sharing_does_not_support() {
     let example = example("shared-limits.toml");
-    check(
-        &["check", &example],
-        0,
-        &["decided by the server"],
-    );
+    check(&["check", &example], 0, &["decided by the server"]);
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");
     let text = fs::read_to_string(&example).unwrap();
