@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use proto::limits::CONTRACTS_MAX;
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection};
+use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection, verdict::Verdict};
 
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
@@ -124,14 +124,19 @@ impl Tally {
         self.len + 3 > TALLY_MAX
     }
 
-    /// Notes a recorded match, with the rejections that are only observed.
+    /// Notes a request with a valid match.
     ///
     /// # Panics
     /// When the tally is full.
     #[inline]
-    pub fn note_recorded(&mut self, dsp_id: u32, observed: [Option<Rejection>; 2]) {
-        self.note_observed(dsp_id, observed);
-        self.push(dsp_id, ACCEPTED);
+    pub fn note(&mut self, dsp_id: u32, verdict: Verdict) {
+        match verdict {
+            Verdict::Record(observed) => {
+                self.note_observed(dsp_id, observed);
+                self.push(dsp_id, ACCEPTED);
+            }
+            Verdict::Refuse(rejection) => self.note_rejected(Some(dsp_id), rejection),
+        }
     }
 
     /// Notes a rejected request; `dsp_id` is `None` if it was invalid.
@@ -233,6 +238,7 @@ impl Dsps {
         file: Option<ContractsFile>,
         contracts: Arc<Contracts>,
     ) -> prometheus::Result<Self> {
+        let has_file = file.is_some();
         let dsps = Self {
             shared: Arc::new(DspsShared {
                 file,
@@ -243,6 +249,8 @@ impl Dsps {
             }),
         };
         dsps.set_contracts(contracts);
+        dsps.shared
+            .change(|table| table.contracts_version = u64::from(has_file));
         let read = dsps.clone();
         registry.read(move || read.families())?;
         Ok(dsps)
@@ -280,7 +288,7 @@ impl Dsps {
                 table.series.entry(dsp_id).or_default();
             }
             table.contracts = contracts;
-            table.contracts_version += u64::from(shared.file.is_some());
+            table.contracts_version += 1;
         });
     }
 

@@ -239,8 +239,8 @@ impl Edge {
                 refused(Some(dsp_id), rejection, answer, read)
             }
             (Verdict::Record([_, privacy]), None) => self.mint(stated, privacy, query, head, read),
-            (Verdict::Record(observed), Some(cookie)) => {
-                read.tally.note_recorded(dsp_id, observed);
+            (Verdict::Record(_), Some(cookie)) => {
+                read.tally.note(dsp_id, verdict);
                 read.batch.push(&cookie);
                 let signals = &query.signals;
                 Outcome::Accepted(response::begin_answer(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::contracts::{file, verdict::Verdict};
+use crate::contracts::file;
 
 fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
     let policy = ["accept", "refuse"][usize::from(rejects_unlisted)];
@@ -23,7 +23,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally, &mut known);
         }
-        tally.note_recorded(dsp_id, [None; 2]);
+        tally.note(dsp_id, Verdict::Record([None; 2]));
     }
     dsps.add(&mut tally, &mut known);
 }

@@ -28,7 +28,12 @@ pub struct BrowserCookies {
 
 impl Default for BrowserCookies {
     fn default() -> Self {
-        Self::new("uid", AGE_MAX, None, Vec::new()).expect("valid settings")
+        Self {
+            uid: "uid=".to_owned(),
+            age: AGE_MAX,
+            domain: None,
+            opt_outs: Vec::new(),
+        }
     }
 }
 

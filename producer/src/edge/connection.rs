@@ -45,8 +45,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Edge, ReadRequests,
-    head::{self, HEAD_BYTES_MAX},
-    response::{ResponseOptions, Responses},
+    head::{self, HEAD_BYTES_MAX, HeadError},
+    response::{Outcome, ResponseOptions, Responses},
 };
 use crate::{
     dsps::{KnownDsps, Tally},
@@ -223,10 +223,14 @@ impl EdgeConnection {
                     };
                     (outcome, options)
                 }
-                Err(outcome) => {
+                Err(error) => {
                     let options = ResponseOptions {
                         close: true,
                         ..ResponseOptions::default()
+                    };
+                    let outcome = match error {
+                        HeadError::Malformed => Outcome::Malformed,
+                        HeadError::TooLarge => Outcome::HeadTooLarge,
                     };
                     (outcome, options)
                 }

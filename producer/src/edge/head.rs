@@ -4,7 +4,6 @@ use std::mem::MaybeUninit;
 
 use httparse::{Error, Header, Request, Status};
 
-use super::response::Outcome;
 use crate::contracts::privacy::{Country, Signals};
 
 /// Maximum size of a request head; larger ones get a 431.
@@ -36,6 +35,15 @@ pub struct Head<'a> {
     pub close: bool,
 }
 
+/// Why bytes cannot be parsed as a request head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadError {
+    /// Not HTTP/1.
+    Malformed,
+    /// Too many bytes or headers.
+    TooLarge,
+}
+
 /// Storage for parsed headers.
 pub type Headers<'a> = [MaybeUninit<Header<'a>>; HEADERS_MAX];
 
@@ -47,22 +55,22 @@ pub fn headers<'a>() -> Headers<'a> {
 /// Parses the first head in `bytes`, storing its headers in `storage`; `None` when it is incomplete.
 ///
 /// # Errors
-/// `Malformed` or `HeadTooLarge`, if no further bytes can turn the input into a valid head.
+/// If no further bytes can turn the input into a valid head.
 pub fn parse<'a, 'r>(
     bytes: &'a [u8],
     storage: &'r mut Headers<'a>,
-) -> Result<Option<(Head<'a>, &'r [Header<'a>])>, Outcome> {
+) -> Result<Option<(Head<'a>, &'r [Header<'a>])>, HeadError> {
     let mut request = Request::new(&mut []);
     let length = match request.parse_with_uninit_headers(bytes, storage) {
         Ok(Status::Complete(length)) if length <= HEAD_BYTES_MAX => length,
         Ok(Status::Partial) if bytes.len() < HEAD_BYTES_MAX => return Ok(None),
-        Ok(_) | Err(Error::TooManyHeaders) => return Err(Outcome::HeadTooLarge),
-        Err(_) => return Err(Outcome::Malformed),
+        Ok(_) | Err(Error::TooManyHeaders) => return Err(HeadError::TooLarge),
+        Err(_) => return Err(HeadError::Malformed),
     };
     let (Some(method), Some(target), Some(version)) =
         (request.method, request.path, request.version)
     else {
-        return Err(Outcome::Malformed);
+        return Err(HeadError::Malformed);
     };
     let (path, query) = split_target(target);
     let Framing {
@@ -196,7 +204,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(bytes: &str, expected: Result<Option<(&str, &str, &str, bool)>, Outcome>) {
+    fn check(bytes: &str, expected: Result<Option<(&str, &str, &str, bool)>, HeadError>) {
         let mut storage = headers();
         let parsed = parse(bytes.as_bytes(), &mut storage);
         let parsed = parsed
@@ -258,25 +266,25 @@ mod tests {
 
     #[test]
     fn invalid_http_is_rejected() {
-        check("garbage\r\n\r\n", Err(Outcome::Malformed));
-        check("GET / HTTP/2.0\r\n\r\n", Err(Outcome::Malformed));
+        check("garbage\r\n\r\n", Err(HeadError::Malformed));
+        check("GET / HTTP/2.0\r\n\r\n", Err(HeadError::Malformed));
         check(
             "GET / HTTP/1.1\r\nno colon\r\n\r\n",
-            Err(Outcome::Malformed),
+            Err(HeadError::Malformed),
         );
-        check("\0\u{1}\u{2}", Err(Outcome::Malformed));
+        check("\0\u{1}\u{2}", Err(HeadError::Malformed));
         let proxy_header = "\r\n\r\n\0\r\nQUIT\n!\u{11}\0\u{c}";
-        check(proxy_header, Err(Outcome::Malformed));
+        check(proxy_header, Err(HeadError::Malformed));
     }
 
     #[test]
     fn too_many_bytes_or_headers_are_rejected() {
         let long = format!("GET / HTTP/1.1\r\nA: {}", "a".repeat(HEAD_BYTES_MAX));
-        check(&long, Err(Outcome::HeadTooLarge));
+        check(&long, Err(HeadError::TooLarge));
         let long = format!("{long}\r\n\r\n");
-        check(&long, Err(Outcome::HeadTooLarge));
+        check(&long, Err(HeadError::TooLarge));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(101));
-        check(&many, Err(Outcome::HeadTooLarge));
+        check(&many, Err(HeadError::TooLarge));
         let enough = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
         check(&enough, Ok(Some(("GET", "/", "", false))));
     }

@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use super::{
     Edge,
     head::{self, Head},
-    origin,
+    origin::{self, ForeignOrigin},
 };
 use crate::{
     log::Deletion,
@@ -117,7 +117,8 @@ impl OptOut {
             "GET" | "HEAD" if edge.cookies.opted_out(head::cookies(lines)) => Page::OptIn,
             "GET" | "HEAD" => Page::OptOut,
             "POST" => match origin::check_same(lines, &self.config.public_origins) {
-                Err(page) => page,
+                Err(ForeignOrigin::Site) => Page::ForeignSite,
+                Err(ForeignOrigin::Origin) => Page::ForeignOrigin,
                 Ok(()) => match head.query {
                     "choice=out" => {
                         let client = client.or_else(|| forwarded_for(lines));
@@ -179,7 +180,10 @@ impl OptOut {
         let charged = self
             .limits
             .charge(&rates, count, Instant::now(), Duration::ZERO);
-        if charged.is_err() || edge.inlet.delete(deletions).is_err() {
+        if charged.is_err() {
+            return Page::Busy;
+        }
+        if edge.inlet.delete(deletions).is_err() {
             return Page::Busy;
         }
         self.deletions.inc_by(count);

@@ -2,7 +2,16 @@
 
 use httparse::Header;
 
-use super::{head, opt_out::Page};
+use super::head;
+
+/// Why a request does not count as sent by a page of this origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ForeignOrigin {
+    /// `Sec-Fetch-Site` is not `same-origin`.
+    Site,
+    /// `Origin` names neither the host in `Host` nor a public origin.
+    Origin,
+}
 
 /// Checks that a page of this origin sent the request, as far as a browser sent it. `public` are the origins of this port at
 /// its proxies.
@@ -10,36 +19,64 @@ use super::{head, opt_out::Page};
 /// A browser always knows the answer, whatever a proxy did to `Host`, and states it in `Sec-Fetch-Site`. Only `same-origin`
 /// permits the request: for `none` (from the address bar, or a restored tab) the user did not press the button of the page.
 /// Browsers before 2023 and clients without encryption do not send this header; then the origin must match.
-pub(super) fn check_same(headers: &[Header<'_>], public: &[String]) -> Result<(), Page> {
+pub(super) fn check_same(headers: &[Header<'_>], public: &[String]) -> Result<(), ForeignOrigin> {
     let mut sites = head::values(headers, "sec-fetch-site").peekable();
     if sites.peek().is_some() {
         let is_same = sites.all(|site| site == b"same-origin");
-        return is_same.then_some(()).ok_or(Page::ForeignSite);
+        return is_same.then_some(()).ok_or(ForeignOrigin::Site);
     }
     // Of several headers, the proxy may have checked another one.
     let value = |name| {
         let mut values = head::values(headers, name);
         values.next().filter(|_| values.next().is_none())
     };
-    let is_same = |origin: &[u8]| {
-        let is_public = public.iter().any(|it| it.as_bytes() == origin);
-        is_public || value("host").is_some_and(|host| is_of_host(origin, host))
+    // A proxy may have ended TLS, so the scheme of this port is not known.
+    let origin = value("origin").and_then(Origin::parse);
+    let is_same = |origin: Origin<'_>| {
+        let host = value("host").map(|host| without_port(host, origin.port));
+        let is_host = host.is_some_and(|host| host.eq_ignore_ascii_case(origin.host));
+        is_host
+            || public
+                .iter()
+                .any(|it| Origin::parse(it.as_bytes()).is_some_and(|it| it.is(origin)))
     };
-    match value("origin").is_some_and(is_same) {
+    match origin.is_some_and(is_same) {
         true => Ok(()),
-        false => Err(Page::ForeignOrigin),
+        false => Err(ForeignOrigin::Origin),
     }
 }
 
-/// Whether a browser may send this origin for a page of this host, over either scheme: a proxy may have ended TLS.
-fn is_of_host(origin: &[u8], host: &[u8]) -> bool {
-    [("https://", ":443"), ("http://", ":80")]
-        .iter()
-        .any(|(scheme, port)| {
-            let host = host.strip_suffix(port.as_bytes()).unwrap_or(host);
-            let of_host = origin.strip_prefix(scheme.as_bytes());
-            !host.is_empty() && of_host.is_some_and(|it| it.eq_ignore_ascii_case(host))
-        })
+/// The parts of an origin.
+#[derive(Clone, Copy)]
+struct Origin<'a> {
+    /// The default port of its scheme, with a colon.
+    port: &'static [u8],
+    /// The host, with a port other than the default one.
+    host: &'a [u8],
+}
+
+impl<'a> Origin<'a> {
+    /// `None` for `null` and anything else that is not a URL.
+    fn parse(text: &'a [u8]) -> Option<Self> {
+        let after = |scheme: &[u8]| {
+            let (start, rest) = text.split_at_checked(scheme.len())?;
+            start.eq_ignore_ascii_case(scheme).then_some(rest)
+        };
+        let (port, authority) = match (after(b"https://"), after(b"http://")) {
+            (Some(authority), _) => (&b":443"[..], authority),
+            (None, authority) => (&b":80"[..], authority?),
+        };
+        let host = without_port(authority, port);
+        (!host.is_empty()).then_some(Self { port, host })
+    }
+
+    fn is(self, other: Self) -> bool {
+        self.port == other.port && self.host.eq_ignore_ascii_case(other.host)
+    }
+}
+
+fn without_port<'a>(authority: &'a [u8], port: &[u8]) -> &'a [u8] {
+    authority.strip_suffix(port).unwrap_or(authority)
 }
 
 #[cfg(test)]
@@ -47,7 +84,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check_request(headers: &[(&str, &str)], expected: Result<(), Page>) {
+    fn check_request(headers: &[(&str, &str)], expected: Result<(), ForeignOrigin>) {
         let headers: Vec<_> = headers
             .iter()
             .map(|&(name, value)| Header {
@@ -70,14 +107,14 @@ mod tests {
         check_request(&[site("same-origin"), rewritten, origin], Ok(()));
         check_request(&[site("same-origin")], Ok(()));
         for sites in [["same-origin", "cross-site"], ["cross-site", "same-origin"]] {
-            check_request(&sites.map(site), Err(Page::ForeignSite));
+            check_request(&sites.map(site), Err(ForeignOrigin::Site));
         }
         // An attacker on the network can serve the host over HTTP.
         let of_host = [("Host", "sync.example"), ("Origin", "http://sync.example")];
         for other in ["cross-site", "same-site", "none", "", "Same-Origin"] {
             check_request(
                 &[of_host[0], of_host[1], site(other)],
-                Err(Page::ForeignSite),
+                Err(ForeignOrigin::Site),
             );
         }
     }
@@ -90,10 +127,12 @@ mod tests {
             ("SYNC.example", "https://sync.example"),
             ("sync.example:443", "https://sync.example"),
             ("sync.example:80", "http://sync.example"),
+            ("sync.example", "HTTPS://sync.example:443"),
             ("sync.example:8080", "https://sync.example:8080"),
             ("[2001:db8::443]:443", "https://[2001:db8::443]"),
             ("backend", "https://sync.example:8443"),
-            ("backend", "http://plain.example"),
+            ("backend", "https://SYNC.EXAMPLE:8443"),
+            ("backend", "http://plain.example:80"),
             ("", "http://plain.example"),
         ] {
             check_request(&[("Host", host), ("Origin", origin)], Ok(()));
@@ -110,23 +149,22 @@ mod tests {
             ("sync.example", "https://sync.example:8080"),
             ("sync.example:80", "https://sync.example"),
             ("sync.example", "ftp://sync.example"),
-            ("sync.example:443", "https://sync.example:443"),
             ("backend", "https://sync.example"),
             ("backend", "https://plain.example"),
         ] {
             check_request(
                 &[("Host", host), ("Origin", origin)],
-                Err(Page::ForeignOrigin),
+                Err(ForeignOrigin::Origin),
             );
         }
         let twice = [("Host", "sync.example"), ("Host", "evil.example")];
         let origin = ("Origin", "https://evil.example");
-        check_request(&[twice[0], twice[1], origin], Err(Page::ForeignOrigin));
-        check_request(&[twice[1], origin, origin], Err(Page::ForeignOrigin));
-        check_request(&[("Host", "sync.example")], Err(Page::ForeignOrigin));
+        check_request(&[twice[0], twice[1], origin], Err(ForeignOrigin::Origin));
+        check_request(&[twice[1], origin, origin], Err(ForeignOrigin::Origin));
+        check_request(&[("Host", "sync.example")], Err(ForeignOrigin::Origin));
         check_request(
             &[("Origin", "https://sync.example")],
-            Err(Page::ForeignOrigin),
+            Err(ForeignOrigin::Origin),
         );
     }
 }

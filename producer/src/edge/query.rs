@@ -5,7 +5,7 @@
 
 use std::mem;
 
-use crate::contracts::{privacy::Signals, rejection::Rejection};
+use crate::contracts::privacy::Signals;
 
 /// The parameter that marks the second request of a browser that got a user id ([`mint`](super::mint)).
 pub(super) const MARKER: &str = "cookiesync_bounce";
@@ -20,14 +20,23 @@ pub struct Scratch {
     long: Vec<u8>,
 }
 
+/// Why a value has no decoded form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Undecodable {
+    /// A percent sign is not followed by two hexadecimal digits.
+    Escape,
+    /// The decoded bytes are not UTF-8.
+    NotUtf8,
+}
+
 /// The value of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value<'a> {
     /// The decoded value. An invalid escape stays in it, and so does each escape of a value that is not UTF-8: thus it contains a
     /// percent sign, which no privacy signal may contain.
     pub text: &'a str,
-    /// Why a buyer uid with this value is rejected, if `text` is not the complete decoded value.
-    pub undecodable: Option<Rejection>,
+    /// Set if `text` is not the complete decoded value.
+    pub undecodable: Option<Undecodable>,
 }
 
 /// A parameter that must not be repeated.
@@ -177,7 +186,7 @@ impl<'a> Value<'a> {
                 _ => None,
             };
             if *first == b'%' && escaped.is_none() {
-                value.undecodable = Some(Rejection::BuyerEncoding);
+                value.undecodable = Some(Undecodable::Escape);
             }
             let escaped = escaped.and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
             free[length] = escaped.unwrap_or(*first);
@@ -188,7 +197,7 @@ impl<'a> Value<'a> {
         *free = unused;
         match str::from_utf8(decoded) {
             Ok(text) => value.text = text,
-            Err(_) => value.undecodable = value.undecodable.or(Some(Rejection::BuyerNotUtf8)),
+            Err(_) => value.undecodable = value.undecodable.or(Some(Undecodable::NotUtf8)),
         }
         value
     }

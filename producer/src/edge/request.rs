@@ -8,7 +8,7 @@ use proto::{
     wire::CookieRef,
 };
 
-use super::query::{Query, Value};
+use super::query::{Query, Undecodable, Value};
 use crate::contracts::{answer::Answer, rejection::Rejection};
 
 /// A match as a query states it.
@@ -92,8 +92,10 @@ fn parse_dsp_id(digits: &str) -> Result<u32, Rejection> {
 }
 
 fn parse_buyer_uid(value: Value<'_>) -> Result<&str, Rejection> {
-    if let Some(rejection) = value.undecodable {
-        return Err(rejection);
+    match value.undecodable {
+        None => {}
+        Some(Undecodable::Escape) => return Err(Rejection::BuyerEncoding),
+        Some(Undecodable::NotUtf8) => return Err(Rejection::BuyerNotUtf8),
     }
     match ids::check_buyer_uid(value.text, BUYER_UID_BYTES_MAX) {
         Ok(()) => Ok(value.text),

@@ -8,10 +8,9 @@ use producer::{
     contracts::{Contracts, file, privacy::Signals, redirect::Template, rejection::Rejection},
     edge::{
         browser_cookies::BrowserCookies,
-        head::{self, HEAD_BYTES_MAX, Head},
+        head::{self, HEAD_BYTES_MAX, Head, HeadError},
         query::{Query, Scratch},
         request::StatedMatch,
-        response::Outcome,
         set_uid,
     },
 };
@@ -87,7 +86,7 @@ fn check(query: &Query<'_>, cookie_headers: &[&[u8]], stated: Result<StatedMatch
 }
 
 /// The headers parsed from the bytes so far.
-fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, Outcome> {
+fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, HeadError> {
     let mut headers = head::headers();
     head::parse(bytes, &mut headers).map(|parsed| parsed.map(|(head, _)| head))
 }
