@@ -11,6 +11,7 @@
 mod bookings;
 mod calls;
 mod catalog;
+mod exact_rules;
 mod feedback;
 mod from_call;
 mod recent_usage;
@@ -33,10 +34,11 @@ use self::{
 pub use self::{
     bookings::MAX_WAIT as GLOBAL_MAX_WAIT,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, checked},
+    exact_rules::exact,
     feedback::Feedback,
     from_call::CallRule,
     records::{Changes, RestoreFailure, Restored},
-    remote::{PendingDecision, exact},
+    remote::PendingDecision,
     usage_summary::{LimitUsage, TopCounter, UsageSummary},
 };
 

@@ -7,7 +7,7 @@ use limits::{
     rules::{ConfigErrors, NamedLimit, Rule, Rules},
 };
 
-use super::{CounterKey, Counts, remote::sharing_errors};
+use super::{CounterKey, Counts, exact_rules::sharing_errors};
 
 /// Panic message if validated limits turn out to be invalid.
 pub(super) const CHECKED: &str = "limits are validated when they are read";
