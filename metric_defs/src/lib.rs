@@ -17,6 +17,17 @@
 //! assert_eq!(dropped.labels, ["reason"]);
 //! ```
 
+/// Defines metrics as constants: kind, name, a histogram's bounds (from [`buckets`]), labels if any, and help text.
+macro_rules! metrics {
+    ($($id:ident $kind:ident $name:literal $(in $bounds:ident)? $(by [$($label:literal),+])? $help:literal)+) => {
+        $(
+            #[doc = $help]
+            pub const $id: $crate::MetricDef =
+                $crate::MetricDef::$kind($name, $help $(, $crate::buckets::$bounds)?)$(.by(&[$($label),+]))?;
+        )+
+    };
+}
+
 pub mod buckets;
 pub mod consumer;
 pub mod equations;
