@@ -137,14 +137,7 @@ impl Processes {
             eprintln!("failed to stop the load: {error:#}");
         }
         for process in [&mut self.producer.process, &mut self.consumer] {
-            let status = process.stop(STOP_TIMEOUT).await?;
-            if !status.success() {
-                bail!(
-                    "{} exited with {status}; last log lines:\n{}",
-                    process.name(),
-                    process.last_lines(20)
-                );
-            }
+            process.drain(STOP_TIMEOUT).await?;
         }
         Ok(())
     }

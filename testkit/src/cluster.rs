@@ -216,16 +216,8 @@ async fn stop(process: &mut Process) -> Option<String> {
     if !matches!(process.exit_status(), Ok(None)) {
         return None;
     }
-    let problem = match process.stop(STOP_TIMEOUT).await {
-        Ok(status) if status.success() => return None,
-        Ok(status) => format!("exited with {status}"),
-        Err(error) => format!("did not stop: {error:#}"),
-    };
-    Some(format!(
-        "{} {problem}; last log lines:\n{}",
-        process.name(),
-        process.last_lines(5)
-    ))
+    let stopped = process.drain(STOP_TIMEOUT).await;
+    stopped.err().map(|error| format!("{error:#}"))
 }
 
 /// Starts the producer with this number.

@@ -334,6 +334,19 @@ impl Process {
         stopped
     }
 
+    /// [Stops](Self::stop) the process, and checks that it exits without an error.
+    ///
+    /// # Errors
+    /// Otherwise, with the end of its log.
+    pub async fn drain(&mut self, timeout: Duration) -> Result<()> {
+        let what = match self.stop(timeout).await {
+            Ok(status) if status.success() => return Ok(()),
+            Ok(status) => format!("exited with {status}"),
+            Err(error) => format!("did not stop: {error:#}"),
+        };
+        bail!(self.failure(&what))
+    }
+
     /// Waits until the process is ready according to its admin port.
     ///
     /// # Errors
@@ -354,26 +367,6 @@ impl Process {
         }
     }
 
-    /// Waits until the process accepts connections at `address`.
-    ///
-    /// # Errors
-    /// If it exits first or does not accept any before `timeout`; includes the end of its log.
-    pub async fn wait_accepting(&mut self, address: SocketAddr, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
-        while TcpStream::connect(address).await.is_err() {
-            self.check()?;
-            if Instant::now() >= deadline {
-                bail!(
-                    "{} accepted no connection within {timeout:?}; last log lines:\n{}",
-                    self.name,
-                    self.last_lines(20)
-                );
-            }
-            sleep(POLL_INTERVAL).await;
-        }
-        Ok(())
-    }
-
     /// Checks that the process is running.
     ///
     /// # Errors
@@ -381,12 +374,13 @@ impl Process {
     pub fn check(&mut self) -> Result<()> {
         match self.exit_status()? {
             None => Ok(()),
-            Some(status) => bail!(
-                "{} exited ({status}); last log lines:\n{}",
-                self.name,
-                self.last_lines(20)
-            ),
+            Some(status) => bail!(self.failure(&format!("exited ({status})"))),
         }
+    }
+
+    fn failure(&self, what: &str) -> String {
+        let lines = self.last_lines(20);
+        format!("{} {what}; last log lines:\n{lines}", self.name)
     }
 
     /// The log file.
@@ -473,8 +467,15 @@ impl ServerProcess {
     }
 
     async fn wait_accepting(&mut self) -> Result<()> {
-        let (address, timeout) = (self.address, START_TIMEOUT);
-        self.process.wait_accepting(address, timeout).await
+        let deadline = Instant::now() + START_TIMEOUT;
+        while TcpStream::connect(self.address).await.is_err() {
+            self.process.check()?;
+            if Instant::now() >= deadline {
+                bail!(self.process.failure("accepts no connection"));
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+        Ok(())
     }
 }
 
