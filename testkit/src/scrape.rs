@@ -167,11 +167,7 @@ fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
 impl Buckets {
     /// The observations since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
-        let counts = self.0.iter().map(|&(bound, count)| {
-            let before = earlier.0.iter().find(|(other, _)| *other == bound);
-            (bound, count - before.map_or(0.0, |(_, count)| *count))
-        });
-        Self(counts.collect())
+        self.with(earlier, |count, before| count - before)
     }
 
     /// The observations of both histograms.
@@ -179,9 +175,13 @@ impl Buckets {
         if self.0.is_empty() {
             return other.clone();
         }
+        self.with(other, |count, more| count + more)
+    }
+
+    fn with(&self, other: &Self, combine: fn(f64, f64) -> f64) -> Self {
         let counts = self.0.iter().map(|&(bound, count)| {
-            let more = other.0.iter().find(|(same, _)| *same == bound);
-            (bound, count + more.map_or(0.0, |(_, count)| *count))
+            let same = other.0.iter().find(|(same, _)| *same == bound);
+            (bound, combine(count, same.map_or(0.0, |(_, count)| *count)))
         });
         Self(counts.collect())
     }
