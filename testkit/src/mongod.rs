@@ -25,11 +25,8 @@ pub async fn start(dir: &Path) -> Result<ServerProcess> {
 /// # Errors
 /// As [`start`].
 pub async fn start_with(dir: &Path, more: &[&str]) -> Result<ServerProcess> {
-    let program = tokio::task::spawn_blocking(|| {
-        let needed = "the mongod of MongoDB 4.4.2 or later";
-        wheel::find("mongod", "MONGOD", needed, WHEEL)
-    })
-    .await??;
+    let needed = "the mongod of MongoDB 4.4.2 or later";
+    let program = wheel::find("mongod", "MONGOD", needed, WHEEL).await?;
     let data = dir.join("data");
     fs::create_dir_all(&data).with_context(|| format!("failed to create {}", data.display()))?;
     let mut address = free_address()?;

@@ -25,11 +25,8 @@ pub async fn start(dir: &Path) -> Result<ServerProcess> {
 /// # Errors
 /// As [`start`].
 pub async fn start_with(dir: &Path, settings: &str) -> Result<ServerProcess> {
-    let program = tokio::task::spawn_blocking(|| {
-        let needed = "one of version 2.9 or later";
-        wheel::find("nats-server", "NATS_SERVER", needed, WHEEL)
-    })
-    .await??;
+    let needed = "one of version 2.9 or later";
+    let program = wheel::find("nats-server", "NATS_SERVER", needed, WHEEL).await?;
     let address = free_address()?;
     let file = dir.join("nats.conf");
     fs::write(&file, settings)?;

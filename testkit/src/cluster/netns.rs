@@ -19,7 +19,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, flock};
 
 /// Directory in which `ip netns` keeps the names of namespaces.
 const NAMES_DIR: &str = "/run/netns";
@@ -79,7 +78,7 @@ impl Network {
     pub fn create(nodes: usize) -> Result<Self> {
         let lock =
             File::create(LOCK_FILE).with_context(|| format!("failed to create {LOCK_FILE}"))?;
-        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the lock file")?;
+        lock.lock().context("failed to lock the lock file")?;
         remove_stale(Path::new(NAMES_DIR));
         let [a, b] = free_subnet()?;
         let host = Ipv4Addr::new(198, a, b, 1);
