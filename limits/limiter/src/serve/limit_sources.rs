@@ -9,18 +9,21 @@
 
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
-mod effective;
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use limits::rules::{ConfigErrors, Table};
+use limits::rules::{ConfigErrors, Rules, Table, Tables};
 use parking_lot::Mutex;
 
-pub use self::effective::{EffectiveLimits, TermsByName};
-use super::{clock::Clock, engine::Engine, sharing::check_unchanged};
+use super::{
+    clock::Clock,
+    engine::{self, Engine},
+    sharing::check_unchanged,
+};
 
 /// All sources.
 #[derive(Debug)]
@@ -41,6 +44,45 @@ struct ActiveVersion {
     rejected: Option<String>,
     /// Time of the last read of the collection, initially of the start; `None` without a collection.
     read_at: Option<Instant>,
+}
+
+/// Definitions of limits by name.
+pub type TermsByName = BTreeMap<String, Table>;
+
+/// A valid combination of both sources.
+#[derive(Debug)]
+pub struct EffectiveLimits {
+    file: Table,
+    /// Limits of the collection. They take precedence over those of the file.
+    pub collection: TermsByName,
+    /// The resulting limits.
+    pub rules: Rules,
+}
+
+impl EffectiveLimits {
+    /// Combines and validates both sources.
+    ///
+    /// # Errors
+    /// With all errors of the result.
+    pub fn of(file: Table, collection: TermsByName) -> Result<Self, ConfigErrors> {
+        let mut merged = file.clone();
+        let limits = merged.get_mut("limits").and_then(|it| it.as_table_mut());
+        if let Some(limits) = limits {
+            let terms = collection.iter();
+            limits.extend(terms.map(|(name, terms)| (name.clone(), terms.clone().into())));
+        }
+        let rules = Rules::read(merged, Tables::default())?;
+        Ok(Self {
+            file,
+            collection,
+            rules: engine::checked(rules)?,
+        })
+    }
+}
+
+/// Encodes the limits of the collection, to be saved.
+fn to_bytes(collection: &TermsByName) -> Vec<u8> {
+    serde_json::to_vec(collection).expect("tables of strings and numbers are JSON")
 }
 
 /// Returns the limits at startup: those of the file, and the saved ones of the collection if `--limits-collection` is
@@ -74,7 +116,7 @@ impl LimitSources {
         engine: Arc<Engine>,
         clock: Arc<Clock>,
     ) -> Self {
-        engine.save_sources(effective::to_bytes(&effective.collection));
+        engine.save_sources(to_bytes(&effective.collection));
         let newest_collection = Mutex::new(Ok(effective.collection.clone()));
         let active = Mutex::new(ActiveVersion {
             effective: Arc::new(effective),
@@ -161,7 +203,7 @@ impl LimitSources {
         if effective.file == before.file && effective.collection == before.collection {
             return;
         }
-        let saved = effective::to_bytes(&effective.collection);
+        let saved = to_bytes(&effective.collection);
         let now = self.clock.now();
         self.engine.change(&effective.rules.limits, saved, now);
         self.active.lock().effective = Arc::new(effective);
@@ -215,5 +257,52 @@ mod tests {
         sources.set_file(&file("z")).unwrap();
         assert_eq!((sources.rejected(), active_key()), (None, "z".to_owned()));
         assert_eq!(sources.effective().rules.limits.len(), 2);
+    }
+
+    fn terms(rate: &str) -> Table {
+        let json = format!("{{\"rules\": [{{\"id\": \"r\", \"rate\": \"{rate}\"}}]}}");
+        serde_json::from_str(&json).unwrap()
+    }
+
+    fn two_limits() -> Table {
+        let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]\n[limits.b]\nrules = [{ id = 'r', rate = '1/s' }]";
+        text.parse().unwrap()
+    }
+
+    fn named<const N: usize>(limits: [(&str, Table); N]) -> TermsByName {
+        limits.map(|(name, terms)| (name.to_owned(), terms)).into()
+    }
+
+    #[test]
+    fn collection_takes_precedence_over_the_file() {
+        let collection = named([("b", terms("2/s")), ("c", terms("2/s"))]);
+        let effective = EffectiveLimits::of(two_limits(), collection.clone()).unwrap();
+        for (limit, (name, rate)) in
+            effective
+                .rules
+                .limits
+                .iter()
+                .zip([("a", "1/s"), ("b", "2/s"), ("c", "2/s")])
+        {
+            assert_eq!(limit.name, name);
+            let algorithm = limit.rules[0].limit.algorithm.to_string();
+            assert!(algorithm.contains(&rate[..1]), "{algorithm}");
+        }
+        let saved: TermsByName = serde_json::from_slice(&to_bytes(&collection)).unwrap();
+        assert_eq!(saved, collection);
+    }
+
+    #[test]
+    fn conflicting_sources_are_rejected() {
+        #[track_caller]
+        fn check(name: &str, terms: serde_json::Value, error: &str) {
+            let terms = serde_json::from_value(terms).unwrap();
+            let rejected = EffectiveLimits::of(two_limits(), named([(name, terms)])).unwrap_err();
+            assert!(rejected.to_string().contains(error), "{rejected}");
+        }
+        let rules = serde_json::json!([{ "id": "r", "rate": "1/s" }]);
+        let with = |keys: &[String]| serde_json::json!({ "keys": keys, "rules": rules });
+        check("e", with(&["a".to_owned()]), "key a is already in limits.");
+        check("x/y", with(&["k".to_owned()]), "slash");
     }
 }
