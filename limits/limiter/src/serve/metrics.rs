@@ -110,11 +110,16 @@ impl StateMetrics {
     fn families(&self) -> Vec<Family> {
         let usage = self.usage();
         let limits = &usage.limits;
-        let by_limit = |metric, of: fn(&LimitUsage) -> Option<f64>| {
-            let samples = limits.iter();
-            let samples = samples.filter_map(|it| Some(([&*it.name], of(it)?)));
-            family(metric, samples)
+        let by_limit = |metric, of: fn(&LimitUsage) -> u64| {
+            family(
+                metric,
+                limits.iter().map(|it| ([&*it.name], as_f64(of(it)))),
+            )
         };
+        let quotas = limits.iter().filter_map(|it| {
+            let used = it.quota.as_ref()?.used_permille;
+            Some(([&*it.name], as_f64(used) / 1e3))
+        });
         let by_outcome = |metric, values: fn(&Counts) -> [(&'static str, u64); 3]| {
             let samples = limits.iter().flat_map(|it| {
                 values(&it.counts).map(|(outcome, count)| ([&*it.name, outcome], as_f64(count)))
@@ -131,7 +136,7 @@ impl StateMetrics {
                     ("refused", it.refused),
                 ]
             }),
-            by_limit(defs::DELAYS, |it| Some(as_f64(it.counts.delays))),
+            by_limit(defs::DELAYS, |it| it.counts.delays),
             by_outcome(defs::INCREMENTS, |it| {
                 [
                     ("counted", it.counted),
@@ -139,17 +144,11 @@ impl StateMetrics {
                     ("too_early", it.too_early),
                 ]
             }),
-            by_limit(defs::OUTBOUND_429, |it| {
-                Some(as_f64(it.counts.outbound_429))
-            }),
-            by_limit(defs::FEEDBACK_APPLIED, |it| {
-                Some(as_f64(it.counts.feedback_applied))
-            }),
-            by_limit(defs::RESTRICTED_COUNTERS, |it| Some(as_f64(it.restricted))),
-            by_limit(defs::QUOTA_USED, |it| {
-                Some(as_f64(it.quota.as_ref()?.used_permille) / 1e3)
-            }),
-            by_limit(defs::LIMIT_COUNTERS, |it| Some(as_f64(it.counters))),
+            by_limit(defs::OUTBOUND_429, |it| it.counts.outbound_429),
+            by_limit(defs::FEEDBACK_APPLIED, |it| it.counts.feedback_applied),
+            by_limit(defs::RESTRICTED_COUNTERS, |it| it.restricted),
+            family(defs::QUOTA_USED, quotas),
+            by_limit(defs::LIMIT_COUNTERS, |it| it.counters),
             value(defs::COUNTERS, as_f64(usage.counters as u64)),
             value(defs::COUNTERS_MAX, as_f64(self.counters_max as u64)),
             family(defs::LIMITS, self.limits_by_source()),
@@ -160,12 +159,12 @@ impl StateMetrics {
             value(defs::VERSION, as_f64(usage.version)),
             value(
                 defs::VERSION_REFUSED,
-                Some(flag(self.rejected_limits().is_some())),
+                flag(self.rejected_limits().is_some()),
             ),
-            value(defs::STATE_AGE, Some(self.saver.age().as_secs_f64())),
+            value(defs::STATE_AGE, self.saver.age().as_secs_f64()),
             value(
                 defs::CLOCK_BEHIND,
-                Some(self.decider.clock.behind().as_secs_f64()),
+                self.decider.clock.behind().as_secs_f64(),
             ),
             family(
                 defs::SHARED_DECISIONS,
