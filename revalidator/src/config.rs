@@ -13,7 +13,6 @@ use runtime::{
     token,
 };
 use runtime_nats::Servers;
-use url::Url;
 
 pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
 use crate::apps;
@@ -21,32 +20,24 @@ use crate::apps;
 /// The validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The settings.
+    pub args: Args,
     /// Applications; `None` only if the configuration is invalid.
     pub apps: Option<Arc<Reloader<apps::File>>>,
-    /// Roles of the process.
-    pub work: WorkArgs,
     /// The NATS servers; `None` only if the configuration is invalid.
     pub nats: Option<Servers>,
-    /// URL of the limiter.
-    pub limiter: Url,
     /// Token for the limiter.
     pub limiter_token: Option<Arc<Reloader<token::File>>>,
-    /// API port.
-    pub api: ApiArgs,
     /// Accepted tokens; `None` if clients need none, which is allowed on loopback only.
     pub tokens: Option<Arc<Reloader<token::File>>>,
-    /// Admin port and shutdown.
-    pub admin: AdminArgs,
-    /// Settings of every program.
-    pub common: CommonArgs,
 }
 
 impl Settings for Args {
     type Config = Config;
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
-        let (api, admin, work) = (self.api, self.admin, self.work);
-        errors.check_ports(api.listen, &api.token_file, admin.admin);
+        let (api, work) = (&self.api, &self.work);
+        errors.check_ports(api.listen, &api.token_file, self.admin.admin);
         if work.apps.is_empty() {
             errors.add("--apps: missing: set it to the applications file");
         }
@@ -60,19 +51,15 @@ impl Settings for Args {
         let apps = NamedFile::from_flag("--apps", &work.apps).map(apps::File);
         Config {
             apps: apps.and_then(|file| load_files(errors, file)),
-            work,
             nats,
-            limiter: self.limiter.limiter,
             limiter_token,
-            api,
             tokens,
-            admin,
-            common: self.common,
+            args: self,
         }
     }
 
     fn common(config: &Config) -> &CommonArgs {
-        &config.common
+        &config.args.common
     }
 }
 

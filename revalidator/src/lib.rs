@@ -66,7 +66,7 @@ async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()
     let drain_timeout = program.drain_timeout.clone();
     let metrics = program.services.config_reloads.clone();
     let apply = move |config: &Config| {
-        drain_timeout.send_replace(config.admin.drain_timeout);
+        drain_timeout.send_replace(config.args.admin.drain_timeout);
     };
     let result = tokio::select! {
         () = signals.reload_until_drain(metrics, apply) => Ok(()),

@@ -84,13 +84,14 @@ impl Program {
     /// # Errors
     /// When a port cannot be opened.
     pub fn start(config: Config, registry: &Registry) -> Result<Self> {
+        let args = config.args;
         let services = Services::register(registry, "revalidator", false)?;
-        let listener = listen::bind(config.api.listen, "--listen")?;
-        let admin = listen::bind(config.admin.admin, "--admin")?;
+        let listener = listen::bind(args.api.listen, "--listen")?;
+        let admin = listen::bind(args.admin.admin, "--admin")?;
         let metrics = Metrics::register(registry)?;
         let file = config.apps.context("--apps is not set")?;
-        let limiter = Limiter::new(config.limiter, config.limiter_token.clone())?;
-        let requests = config.work.workers * BATCH_ASSETS_MAX;
+        let limiter = Limiter::new(args.limiter.limiter, config.limiter_token.clone())?;
+        let requests = args.work.workers * BATCH_ASSETS_MAX;
         let [connections, requests] = open_files::connections(
             // Files of results and contents, and idle connections to origins.
             open_files::of_store(),
@@ -126,7 +127,7 @@ impl Program {
             engine: Arc::clone(&shared.nats),
             mirror: shared.mirror.clone(),
             apps: Arc::clone(&shared.apps),
-            bodies: (!config.work.no_maker).then(|| shared.bodies.clone()),
+            bodies: (!args.work.no_maker).then(|| shared.bodies.clone()),
             tokens: config.tokens,
             budget: Mutex::default(),
         });
@@ -138,14 +139,14 @@ impl Program {
         let (stop, to_run) = (services.stage.stop.clone(), Arc::clone(&shared));
         let servers = config.nats.context("--nats is invalid")?;
         let running = services.stage.tasks.spawn(async move {
-            let running = Box::pin(to_run.run(&servers, &config.work, stop.clone()));
+            let running = Box::pin(to_run.run(&servers, &args.work, stop.clone()));
             stop.run_until_cancelled(running).await.unwrap_or(Ok(()))
         });
         Ok(Self {
             api: stage,
             services,
             shared,
-            drain_timeout: watch::Sender::new(config.admin.drain_timeout),
+            drain_timeout: watch::Sender::new(args.admin.drain_timeout),
             running,
         })
     }

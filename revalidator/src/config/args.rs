@@ -27,17 +27,17 @@ Examples:
 #[command(name = "revalidator", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) work: WorkArgs,
+    pub(crate) work: WorkArgs,
     #[command(flatten)]
-    pub(super) nats_tls: runtime_nats::TlsArgs,
+    pub(crate) nats_tls: runtime_nats::TlsArgs,
     #[command(flatten)]
-    pub(super) limiter: LimiterArgs,
+    pub(crate) limiter: LimiterArgs,
     #[command(flatten)]
-    pub(super) api: ApiArgs,
+    pub(crate) api: ApiArgs,
     #[command(flatten)]
-    pub(super) admin: AdminArgs,
+    pub(crate) admin: AdminArgs,
     #[command(flatten)]
-    pub(super) common: CommonArgs,
+    pub(crate) common: CommonArgs,
 }
 
 /// Applications, broker, and roles of the process.
@@ -73,14 +73,14 @@ pub struct WorkArgs {
 /// The outbound limiter.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Outbound limiter")]
-pub(super) struct LimiterArgs {
+pub(crate) struct LimiterArgs {
     /// URL of the limiter that applications with the setting `limit` use
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099", value_parser = limiter_url)]
-    pub(super) limiter: Url,
+    pub(crate) limiter: Url,
 
     /// File that contains the token to send to the limiter
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
-    pub(super) limiter_token_file: String,
+    pub(crate) limiter_token_file: String,
 }
 
 fn limiter_url(text: &str) -> Result<Url, &'static str> {
