@@ -5,7 +5,7 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use proto::wire::CookieRef;
+use proto::{units::DspId, wire::CookieRef};
 
 /// Bytes of a user id: 20 hexadecimal digits.
 pub const USER_ID_BYTES: usize = 20;
@@ -76,7 +76,7 @@ impl SyntheticCookie {
     pub fn to_wire(&self) -> CookieRef<'_> {
         CookieRef {
             user_id: self.user_id(),
-            dsp_id: self.dsp_id,
+            dsp_id: DspId(self.dsp_id),
             buyer_uid: self.buyer_uid(),
             age_micros: 0,
         }

@@ -13,7 +13,10 @@ use consumer::{
     ttl::Ttls,
 };
 use divan::{Bencher, counter::ItemsCount};
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
+use proto::{
+    units::{DspId, Epoch, Sequence, UnixMicros},
+    wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage},
+};
 
 /// Cookies per call of a measured function; `.ci/instructions` divides by it. This is the size of a batch after 200 ms
 /// at 50,000 cookies per second.
@@ -22,8 +25,8 @@ const ITEMS: usize = 10_000;
 /// Cookies per chunk. Such a chunk has 55 KiB; the maximum is 64 KiB.
 const CHUNK_COOKIES: usize = 1_000;
 
-/// Acceptance time of the first cookies, in microseconds since the Unix epoch. Any time is suitable.
-const BEGIN: u64 = 1_700_000_000_000_000;
+/// Acceptance time of the first cookies. Any time is suitable.
+const BEGIN: UnixMicros = UnixMicros(1_700_000_000_000_000);
 
 /// Longer than any measurement.
 const INTERVAL: Duration = Duration::from_secs(24 * 3600);
@@ -49,7 +52,10 @@ mod counted {
         },
         suppression::{Suppression, outcomes},
     };
-    use proto::wire::{ChunkRef, StreamMessage};
+    use proto::{
+        units::UnixMicros,
+        wire::{ChunkRef, StreamMessage},
+    };
 
     /// Decodes messages into borrowed cookies.
     #[inline(never)]
@@ -68,7 +74,7 @@ mod counted {
     #[inline(never)]
     pub(super) fn batch(batch: &mut Batch, producer: &Arc<str>, chunks: &[ChunkRef]) {
         for chunk in chunks {
-            batch.push_filtered(producer, chunk, u64::MAX, &mut AcceptAll);
+            batch.push_filtered(producer, chunk, UnixMicros::MAX, &mut AcceptAll);
         }
     }
 
@@ -81,7 +87,7 @@ mod counted {
         suppression: &mut Suppression,
     ) {
         for chunk in chunks {
-            batch.push_filtered(producer, chunk, u64::MAX, suppression);
+            batch.push_filtered(producer, chunk, UnixMicros::MAX, suppression);
         }
     }
 
@@ -122,17 +128,17 @@ fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
             let (user_id, dsp_id, buyer_uid) = cookie(number);
             let cookie = CookieRef {
                 user_id: &user_id,
-                dsp_id,
+                dsp_id: DspId(dsp_id),
                 buyer_uid: &buyer_uid,
                 age_micros: 0,
             };
             wire::put_cookie(&mut buffer, &cookie);
         }
         let header = ChunkHeader {
-            epoch: 1,
-            first_sequence: first as u64 + 1,
+            epoch: Epoch(1),
+            first_sequence: Sequence(first as u64 + 1),
             count: u32::try_from(CHUNK_COOKIES).expect("a chunk has few cookies"),
-            accepted_unix_micros: BEGIN + first as u64,
+            accepted: BEGIN.after(first as u64),
         };
         let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
         Bytes::from(buffer).slice(at..)
@@ -159,7 +165,7 @@ fn chunks(seed: u64, users: usize, dsps: u32) -> Vec<ChunkRef> {
 fn batched(chunks: &[ChunkRef]) -> Batch {
     let mut batch = Batch::new(usize::MAX, usize::MAX);
     for chunk in chunks {
-        batch.push(&producer(), chunk, u64::MAX);
+        batch.push(&producer(), chunk, UnixMicros::MAX);
     }
     batch
 }
@@ -168,7 +174,7 @@ fn batched(chunks: &[ChunkRef]) -> Batch {
 fn filtered(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
     let mut batch = batched(&[]);
     for chunk in chunks {
-        batch.push_filtered(&producer(), chunk, u64::MAX, suppression);
+        batch.push_filtered(&producer(), chunk, UnixMicros::MAX, suppression);
     }
     batch
 }

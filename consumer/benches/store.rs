@@ -12,6 +12,7 @@ use consumer::{
     Config,
     app::open_store,
     batch::Batch,
+    clock,
     deletions::Deletions,
     store::{Cookies, mongodb::COOKIES},
 };
@@ -20,7 +21,10 @@ use mongodb::{
     Client,
     bson::{DateTime, RawArrayBuf, doc, rawdoc},
 };
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, StreamMessage};
+use proto::{
+    units::{DspId, Epoch, Sequence, UnixMicros},
+    wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, StreamMessage},
+};
 use tokio::time::Instant;
 
 const PREFIX: &str = "bench-store-";
@@ -116,7 +120,7 @@ async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Cookies>> {
     let backlog = store.backlog.context("the store is not MongoDB")?;
     for dsp_id in 1..=DSPS {
         backlog
-            .retry(dsp_id, Arc::new(Batch::new(usize::MAX, usize::MAX)))
+            .retry(DspId(dsp_id), Arc::new(Batch::new(usize::MAX, usize::MAX)))
             .await?;
         let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
         let command = doc! {"createIndexes": COOKIES, "indexes": [index]};
@@ -133,7 +137,7 @@ async fn write(store: &dyn Cookies, slice: &[Vec<ChunkRef>]) -> Result<()> {
     for chunks in slice {
         let mut batch = Batch::new(usize::MAX, usize::MAX);
         for chunk in chunks {
-            batch.push(&producer, chunk, u64::MAX);
+            batch.push(&producer, chunk, UnixMicros::MAX);
         }
         let batch = Arc::new(batch);
         let written = store.write(Arc::clone(&batch)).await?;
@@ -148,9 +152,9 @@ async fn write(store: &dyn Cookies, slice: &[Vec<ChunkRef>]) -> Result<()> {
 
 async fn insert(client: &Client, slice: &[Vec<ChunkRef>]) -> Result<()> {
     for chunks in slice {
-        let mut by_dsp: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        let mut by_dsp: BTreeMap<DspId, Vec<_>> = BTreeMap::new();
         for chunk in chunks {
-            let millis = chunk.header().accepted_unix_micros / 1000;
+            let millis = chunk.header().accepted.0 / 1000;
             let t = DateTime::from_millis(i64::try_from(millis)?);
             for record in chunk.records() {
                 let Record::Set(CookieRef {
@@ -194,17 +198,17 @@ fn chunk(random: &mut fastrand::Rng, at: &mut u64) -> ChunkRef {
         let buyer_uid: String = (0..26).map(|_| random.alphanumeric()).collect();
         let cookie = CookieRef {
             user_id: &user_id,
-            dsp_id: random.u32(1..=DSPS),
+            dsp_id: DspId(random.u32(1..=DSPS)),
             buyer_uid: &buyer_uid,
             age_micros: 0,
         };
         wire::put_cookie(&mut buffer, &cookie);
     }
     let header = ChunkHeader {
-        epoch: 1,
-        first_sequence: *at + 1,
+        epoch: Epoch(1),
+        first_sequence: Sequence(*at + 1),
         count: CHUNK_COOKIES,
-        accepted_unix_micros: runtime::unix_micros(),
+        accepted: clock::now(),
     };
     *at += u64::from(CHUNK_COOKIES);
     let start = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;

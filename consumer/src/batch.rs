@@ -21,6 +21,7 @@ use proto::{
     ids,
     limits::DELETION_HORIZON_MICROS,
     newest,
+    units::{DspId, UnixMicros},
     wire::{ChunkRef, CookieRef, Record, Scope},
 };
 
@@ -30,11 +31,11 @@ pub struct BatchCookie<'a> {
     /// The user id of the exchange.
     pub user_id: &'a [u8],
     /// The DSP.
-    pub dsp_id: u32,
+    pub dsp_id: DspId,
     /// The user id of the DSP.
     pub buyer_uid: &'a [u8],
-    /// Acceptance time in microseconds since the Unix epoch.
-    pub accepted_unix_micros: u64,
+    /// Acceptance time.
+    pub accepted: UnixMicros,
     /// Whether the store probably has a cookie of this pair. Only a hint.
     pub is_known: bool,
 }
@@ -61,9 +62,9 @@ pub struct Batch {
     cursors: Vec<Cursor>,
     completed_epochs: Vec<Cursor>,
     deletions: Vec<Deletion>,
-    deferred: BTreeSet<u32>,
+    deferred: BTreeSet<DspId>,
     /// Time and number of valid cookies of each chunk.
-    released: Vec<(u64, u32)>,
+    released: Vec<(UnixMicros, u32)>,
     cookies_max: usize,
     bytes: usize,
     bytes_max: usize,
@@ -74,11 +75,11 @@ pub struct Batch {
 
 #[derive(Debug, Clone, Copy)]
 struct BatchEntry {
-    accepted_unix_micros: u64,
+    accepted: UnixMicros,
     chunk: u32,
     user_id_at: u32,
     buyer_uid_at: u32,
-    dsp_id: u32,
+    dsp_id: DspId,
     user_id_bytes: u16,
     buyer_uid_bytes: u16,
     is_known: bool,
@@ -148,12 +149,11 @@ impl Batch {
         &self.cursors
     }
 
-    /// Time of each chunk, in microseconds since the Unix epoch, and its number of valid cookies. The producer could not
-    /// send the cookies earlier, whatever their ages.
-    pub fn released(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// Time of each chunk, and its number of valid cookies. The producer could not send the cookies earlier, whatever their ages.
+    pub fn released(&self) -> impl Iterator<Item = (UnixMicros, u64)> {
         self.released
             .iter()
-            .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
+            .map(|(time, cookies)| (*time, u64::from(*cookies)))
     }
 
     /// The cookie at `index`. Pairs are in the order of their first cookie.
@@ -170,7 +170,7 @@ impl Batch {
                 entry.buyer_uid_at,
                 entry.buyer_uid_bytes,
             ),
-            accepted_unix_micros: entry.accepted_unix_micros,
+            accepted: entry.accepted,
             is_known: entry.is_known,
         }
     }
@@ -229,13 +229,13 @@ impl Batch {
     ///
     /// The header determines the number of cookies, because each has a sequence number. Missing cookies count as malformed;
     /// excess cookies are ignored.
-    pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
+    pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: UnixMicros) {
         self.push_filtered(producer, chunk, accepted_max, &mut AcceptAll);
     }
 
     /// Adds the cookies of a chunk that is not part of a stream, and advances no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
-        let released = chunk.header().accepted_unix_micros;
+        let released = chunk.header().accepted;
         self.add(chunk, released, &mut AcceptAll);
     }
 
@@ -244,11 +244,11 @@ impl Batch {
         &mut self,
         producer: &Arc<str>,
         chunk: &ChunkRef,
-        accepted_max: u64,
+        accepted_max: UnixMicros,
         filter: &mut impl DedupFilter,
     ) {
         let header = *chunk.header();
-        self.add(chunk, header.accepted_unix_micros.min(accepted_max), filter);
+        self.add(chunk, header.accepted.min(accepted_max), filter);
         self.advance(&Cursor {
             producer: Arc::clone(producer),
             epoch: header.epoch,
@@ -257,10 +257,10 @@ impl Batch {
         });
     }
 
-    fn add(&mut self, chunk: &ChunkRef, released: u64, filter: &mut impl DedupFilter) {
+    fn add(&mut self, chunk: &ChunkRef, released: UnixMicros, filter: &mut impl DedupFilter) {
         let header = *chunk.header();
-        let deleted_max = released.saturating_add(DELETION_HORIZON_MICROS);
-        let deleted = header.accepted_unix_micros.min(deleted_max);
+        let deleted_max = released.after(DELETION_HORIZON_MICROS);
+        let deleted = header.accepted.min(deleted_max);
         let count = header.count as usize;
         // The count in the header is untrusted, so it must not determine the size of an allocation.
         let count_max = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
@@ -287,7 +287,7 @@ impl Batch {
                 Record::Delete { scope, .. } => {
                     let mut deletion = Deletion {
                         scope: scope.map(|user| user.as_bytes().into()),
-                        until_unix_micros: record.accepted_unix_micros(deleted),
+                        until: record.accepted(deleted),
                     };
                     filter.delete(&mut deletion);
                     self.counts.deletions += 1;
@@ -304,7 +304,7 @@ impl Batch {
                 DedupDecision::Expired => self.counts.expired += 1,
                 DedupDecision::Deleted => self.counts.deleted_on_arrival += 1,
                 DedupDecision::Write { is_known } => {
-                    let entry = self.entry(chunk_at, admitted.accepted_unix_micros, cookie);
+                    let entry = self.entry(chunk_at, admitted.accepted, cookie);
                     self.insert(
                         BatchEntry {
                             is_known,
@@ -330,10 +330,10 @@ impl Batch {
         self.index.reserve(cookies, |_| 0);
     }
 
-    fn entry(&self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) -> BatchEntry {
+    fn entry(&self, chunk: u32, accepted: UnixMicros, cookie: &CookieRef<'_>) -> BatchEntry {
         let body = &self.chunks[chunk as usize];
         BatchEntry {
-            accepted_unix_micros,
+            accepted,
             chunk,
             user_id_at: offset(body, cookie.user_id),
             buyer_uid_at: offset(body, cookie.buyer_uid),
@@ -362,7 +362,7 @@ impl Batch {
             Slot::Occupied(known) => {
                 self.counts.superseded += 1;
                 let known = &mut entries[*known.get() as usize];
-                if newest::replaces(entry.accepted_unix_micros, known.accepted_unix_micros) {
+                if newest::replaces(entry.accepted, known.accepted) {
                     let is_known = known.is_known;
                     *known = BatchEntry { is_known, ..entry };
                 }
@@ -389,12 +389,12 @@ impl BatchEntry {
 /// Minimum encoded size of a cookie with all its fields.
 const COOKIE_BYTES_MIN: usize = 10;
 
-fn borrowed<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
+fn borrowed<'a>(cookie: &CookieRef<'a>, released: UnixMicros) -> BatchCookie<'a> {
     BatchCookie {
         user_id: cookie.user_id.as_bytes(),
         dsp_id: cookie.dsp_id,
         buyer_uid: cookie.buyer_uid.as_bytes(),
-        accepted_unix_micros: cookie.accepted_unix_micros(released),
+        accepted: cookie.accepted(released),
         is_known: false,
     }
 }
@@ -404,12 +404,12 @@ fn is_well_formed(record: &Record<'_>) -> bool {
     match record {
         Record::Set(cookie) => {
             is_user(cookie.user_id)
-                && ids::is_dsp_id(cookie.dsp_id)
+                && cookie.dsp_id.is_valid()
                 && ids::is_buyer_uid_of_stream(cookie.buyer_uid)
         }
         Record::Delete { scope, .. } => match scope {
             Scope::Match(user, _) | Scope::User(user) => is_user(user),
-            Scope::Dsp(dsp_id) => ids::is_dsp_id(*dsp_id),
+            Scope::Dsp(dsp_id) => dsp_id.is_valid(),
             Scope::All => false,
         },
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use proto::units::UnixMicros;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -50,8 +51,8 @@ impl Clock {
         }
     }
 
-    /// The time in microseconds since the Unix epoch.
-    pub fn unix_micros(&self) -> u64 {
+    /// The time.
+    pub fn unix_micros(&self) -> UnixMicros {
         unix_micros(self.now())
     }
 
@@ -72,31 +73,36 @@ impl Clock {
     }
 }
 
-/// A time in microseconds since the Unix epoch; 0 if it is earlier.
-pub(crate) fn unix_micros(at: Timestamp) -> u64 {
-    u64::try_from(at.as_microsecond()).unwrap_or_default()
+/// The time of this host's clock.
+pub fn now() -> UnixMicros {
+    UnixMicros(runtime::unix_micros())
 }
 
-/// Compensates jumps of the host's clock. Times are in microseconds since the Unix epoch.
+/// A time; 0 if it is before the Unix epoch.
+pub(crate) fn unix_micros(at: Timestamp) -> UnixMicros {
+    UnixMicros(u64::try_from(at.as_microsecond()).unwrap_or_default())
+}
+
+/// Compensates jumps of the host's clock.
 #[derive(Debug)]
 pub(crate) struct ClockJumps {
-    started: (u64, Instant),
-    latest: (u64, Instant),
+    started: (UnixMicros, Instant),
+    latest: (UnixMicros, Instant),
 }
 
 impl ClockJumps {
-    /// Starts with a clock that shows `unix_micros` at `at`.
-    pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
-        let started = (unix_micros, at);
+    /// Starts with a clock that shows `now` at `at`.
+    pub(crate) fn new(now: UnixMicros, at: Instant) -> Self {
+        let started = (now, at);
         let latest = started;
         Self { started, latest }
     }
 
-    /// The time when the clock shows `unix_micros` at `at`. If the clock was set back, the previous time continues.
+    /// The time when the clock shows `now` at `at`. If the clock was set back, the previous time continues.
     ///
     /// Used to clamp producers' times: a clock set back by an hour would make every producer seem an hour ahead.
-    pub(crate) fn steady(&mut self, unix_micros: u64, at: Instant) -> u64 {
-        let steady = unix_micros.max(extrapolate(self.latest, at));
+    pub(crate) fn steady(&mut self, now: UnixMicros, at: Instant) -> UnixMicros {
+        let steady = now.max(extrapolate(self.latest, at));
         self.latest = (steady, at);
         steady
     }
@@ -104,15 +110,15 @@ impl ClockJumps {
     /// The earlier of the clock's time and the initial time plus the time since then.
     ///
     /// Used for expiry, which is irreversible: a clock that is set ahead must not expire cookies.
-    pub(crate) fn earlier(&self, unix_micros: u64, at: Instant) -> u64 {
-        unix_micros.min(extrapolate(self.started, at))
+    pub(crate) fn earlier(&self, now: UnixMicros, at: Instant) -> UnixMicros {
+        now.min(extrapolate(self.started, at))
     }
 }
 
-/// The time at `at` of a clock that showed `unix_micros` at `then`.
-pub(crate) fn extrapolate((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
+/// The time at `at` of a clock that showed `time` at `then`.
+pub(crate) fn extrapolate((time, then): (UnixMicros, Instant), at: Instant) -> UnixMicros {
     let elapsed = at.saturating_duration_since(then).as_micros();
-    unix_micros.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
+    time.after(u64::try_from(elapsed).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -122,22 +128,49 @@ mod tests {
     #[test]
     fn steady_clock_continues_when_the_host_clock_is_set_back() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut clock = ClockJumps::new(10_000_000, start);
-        assert_eq!(clock.steady(11_000_000, start + second), 11_000_000);
-        assert_eq!(clock.steady(3_000_000, start + 2 * second), 12_000_000);
-        assert_eq!(clock.steady(4_000_000, start + 3 * second), 13_000_000);
-        assert_eq!(clock.steady(90_000_000, start + 4 * second), 90_000_000);
-        assert_eq!(clock.steady(14_000_000, start + 5 * second), 91_000_000);
+        let mut clock = ClockJumps::new(UnixMicros(10_000_000), start);
+        assert_eq!(
+            clock.steady(UnixMicros(11_000_000), start + second),
+            UnixMicros(11_000_000)
+        );
+        assert_eq!(
+            clock.steady(UnixMicros(3_000_000), start + 2 * second),
+            UnixMicros(12_000_000)
+        );
+        assert_eq!(
+            clock.steady(UnixMicros(4_000_000), start + 3 * second),
+            UnixMicros(13_000_000)
+        );
+        assert_eq!(
+            clock.steady(UnixMicros(90_000_000), start + 4 * second),
+            UnixMicros(90_000_000)
+        );
+        assert_eq!(
+            clock.steady(UnixMicros(14_000_000), start + 5 * second),
+            UnixMicros(91_000_000)
+        );
     }
 
     #[test]
     fn earlier_clock_ignores_a_host_clock_set_ahead() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let clock = ClockJumps::new(10_000_000, start);
-        assert_eq!(clock.earlier(90_000_000, start + second), 11_000_000);
-        assert_eq!(clock.earlier(12_000_000, start + 2 * second), 12_000_000);
-        assert_eq!(clock.earlier(3_000_000, start + 3 * second), 3_000_000);
-        assert_eq!(clock.earlier(90_000_000, start + 4 * second), 14_000_000);
+        let clock = ClockJumps::new(UnixMicros(10_000_000), start);
+        assert_eq!(
+            clock.earlier(UnixMicros(90_000_000), start + second),
+            UnixMicros(11_000_000)
+        );
+        assert_eq!(
+            clock.earlier(UnixMicros(12_000_000), start + 2 * second),
+            UnixMicros(12_000_000)
+        );
+        assert_eq!(
+            clock.earlier(UnixMicros(3_000_000), start + 3 * second),
+            UnixMicros(3_000_000)
+        );
+        assert_eq!(
+            clock.earlier(UnixMicros(90_000_000), start + 4 * second),
+            UnixMicros(14_000_000)
+        );
     }
 
     #[tokio::test]

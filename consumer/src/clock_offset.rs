@@ -3,6 +3,8 @@
 //! A producer reads its clock after this host sent a request, and before this host received the response. So the bounds
 //! hold whatever the delays were. A newer measurement replaces the bounds, because clocks drift and can be set.
 
+use proto::units::UnixMicros;
+
 /// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
 pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
@@ -20,11 +22,11 @@ pub struct ClockOffset {
 
 impl ClockOffset {
     /// The bounds from an exchange: the producer's clock showed `producer` between `sent` and `received` by this host's
-    /// clock. All in microseconds since the Unix epoch.
-    pub fn measured(sent: u64, producer: u64, received: u64) -> Self {
+    /// clock.
+    pub fn measured(sent: UnixMicros, producer: UnixMicros, received: UnixMicros) -> Self {
         Self {
-            min: sent.wrapping_sub(producer).cast_signed(),
-            max: received.wrapping_sub(producer).cast_signed(),
+            min: sent.ahead_of(producer),
+            max: received.ahead_of(producer),
         }
     }
 
@@ -50,12 +52,13 @@ mod tests {
     #[test]
     fn bounds_hold_until_a_record_contradicts_them() {
         let offset = |min, max| ClockOffset { min, max };
-        let measured = ClockOffset::measured(20_000, 19_500, 20_600);
+        let measured = |sent, producer, received| {
+            ClockOffset::measured(UnixMicros(sent), UnixMicros(producer), UnixMicros(received))
+        };
+        let ahead = measured(30_000, 90_000, 30_100);
+        assert_eq!(ahead, offset(-60_000, -59_900));
+        let measured = measured(20_000, 19_500, 20_600);
         assert_eq!(measured, offset(500, 1_100));
-        assert_eq!(
-            ClockOffset::measured(30_000, 90_000, 30_100),
-            offset(-60_000, -59_900)
-        );
         assert_eq!(measured.after_arrival(2_000), measured);
         assert_eq!(measured.after_arrival(700), offset(500, 700));
         assert_eq!(measured.after_arrival(-60_000), offset(-1_060_000, -60_000));

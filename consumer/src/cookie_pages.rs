@@ -11,17 +11,21 @@ use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use proto::ids::{is_dsp_id, is_user_id};
+use proto::{
+    ids::is_user_id,
+    units::{DspId, UnixMicros},
+};
 use runtime::{
     problem::Problem,
     reload::Reloader,
     reply::{Reply, content},
-    token, unix_micros,
+    token,
 };
 use serde_json::json;
 use tokio::sync::Semaphore;
 
 use crate::{
+    clock,
     deletions::Deletions,
     producers::Producers,
     store::{Lookup, PageQuery},
@@ -87,7 +91,7 @@ impl CookiePages {
         if self.deletions.is_queued(query.dsp_id) {
             return Err(incomplete("the retry queue contains cookies of the DSP"));
         }
-        let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
+        let as_of = until.min(clock::now()).before(CLOCK_MARGIN_MICROS);
         query.before = query.before.min(as_of);
         let page = self.lookup.page(&query, &self.deletions).await;
         let page = page.map_err(|error| incomplete(&format!("cannot read the store: {error}")))?;
@@ -95,10 +99,10 @@ impl CookiePages {
         for (user_id, buyer_uid, accepted) in &page.cookies {
             body += &format!(
                 "{}\n",
-                json!({"u": user_id, "b": buyer_uid, "t": accepted / 1000})
+                json!({"u": user_id, "b": buyer_uid, "t": accepted.0 / 1000})
             );
         }
-        body += &format!("{}\n", json!({"next": page.next, "as_of": as_of / 1000}));
+        body += &format!("{}\n", json!({"next": page.next, "as_of": as_of.0 / 1000}));
         Ok(content(StatusCode::OK, "application/x-ndjson", body))
     }
 }
@@ -107,8 +111,10 @@ fn parse(query: &str) -> Option<PageQuery> {
     let (mut dsp_id, mut before, mut after_user) = (None, None, None);
     for part in query.split('&') {
         match part.split_once('=')? {
-            ("dsp", value) => dsp_id = Some(value.parse().ok().filter(|id| is_dsp_id(*id))?),
-            ("before", value) => before = Some(value.parse::<u64>().ok()?.saturating_mul(1000)),
+            ("dsp", value) => dsp_id = Some(value.parse().ok().filter(|id: &DspId| id.is_valid())?),
+            ("before", value) => {
+                before = Some(UnixMicros(value.parse::<u64>().ok()?.saturating_mul(1000)));
+            }
             ("next", value) => {
                 let user = percent_decode_str(value).decode_utf8().ok()?;
                 after_user = Some(is_user_id(user.as_bytes()).then(|| user.into_owned())?);

@@ -22,6 +22,7 @@ use std::{
 
 use jiff::Timestamp;
 use prometheus::IntCounterVec;
+use proto::units::DspId;
 use serde::Serialize;
 use tokio::{
     sync::Mutex,
@@ -71,7 +72,7 @@ type Appended = (u64, io::Result<()>);
 struct DeadLetter<'a> {
     time: &'a str,
     user_id: &'a str,
-    dsp_id: u32,
+    dsp_id: DspId,
     buyer_uid: &'a str,
     accepted: &'a str,
     reason: &'a str,
@@ -202,7 +203,7 @@ fn ends_with_newline(file: &mut File) -> io::Result<bool> {
 
 fn line(batch: &Batch, rejected: &RejectedCookie, time: &str) -> io::Result<Vec<u8>> {
     let cookie = batch.cookie(rejected.index as usize);
-    let accepted = i64::try_from(cookie.accepted_unix_micros)
+    let accepted = i64::try_from(cookie.accepted.0)
         .ok()
         .and_then(|micros| Timestamp::from_microsecond(micros).ok());
     let letter = DeadLetter {

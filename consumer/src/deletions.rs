@@ -31,6 +31,7 @@ use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use proto::{
     limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS},
+    units::{DspId, UnixMicros},
     wire::Scope,
 };
 pub use request::{Arriving, Request};
@@ -59,17 +60,17 @@ const REQUESTS_MAX: usize = 16_384;
 pub struct Deletion {
     /// The cookies; all of them for a floor.
     pub scope: Scope<Box<[u8]>>,
-    /// Those accepted up to this time are covered, in microseconds since the Unix epoch.
-    pub until_unix_micros: u64,
+    /// Those accepted up to this time are covered.
+    pub until: UnixMicros,
 }
 
 /// A deletion of all users of one DSP, which a job carries out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DspDeletion {
     /// The DSP.
-    pub dsp_id: u32,
-    /// Cookies accepted up to this time are covered, in microseconds since the Unix epoch.
-    pub until_unix_micros: u64,
+    pub dsp_id: DspId,
+    /// Cookies accepted up to this time are covered.
+    pub until: UnixMicros,
 }
 
 /// A deletion in a store.
@@ -101,48 +102,47 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Table {
     /// Time up to which cookies are covered, by hash of user and DSP.
-    until: HashMap<u64, u64, RandomState>,
+    until: HashMap<u64, UnixMicros, RandomState>,
     /// Requests of the latest of these deletions, by the same hash.
     requests: HashMap<u64, Request, RandomState>,
     /// The latest times that were given to cookies accepted after a deletion, by their acceptance on this host's clock.
-    increased: BTreeMap<u64, u64>,
-    floor: u64,
+    increased: BTreeMap<UnixMicros, UnixMicros>,
+    floor: UnixMicros,
     /// Unfinished jobs by DSP: the time of the latest deletion, and the number of the oldest.
-    jobs: BTreeMap<u32, (u64, u64)>,
+    jobs: BTreeMap<DspId, (UnixMicros, u64)>,
     /// DSPs in the retry queue, and the number of their oldest entry with deletions.
-    queued: BTreeMap<u32, Option<u64>>,
+    queued: BTreeMap<DspId, Option<u64>>,
     /// The highest number of any deletion that became durable before it took effect.
     newest: u64,
 }
 
 impl Deletion {
     /// The floor of a table as a deletion, because stores keep it like one.
-    pub fn floor(until_unix_micros: u64) -> Self {
+    pub fn floor(until: UnixMicros) -> Self {
         Self {
             scope: Scope::All,
-            until_unix_micros,
+            until,
         }
     }
 
     /// This deletion, if it is one of a DSP.
     pub fn of_dsp(&self) -> Option<DspDeletion> {
-        let until_unix_micros = self.until_unix_micros;
         match self.scope {
             Scope::Dsp(dsp_id) => Some(DspDeletion {
                 dsp_id,
-                until_unix_micros,
+                until: self.until,
             }),
             _ => None,
         }
     }
 
     /// The ids of its scope; no user is empty, no DSP is 0.
-    pub fn ids(&self) -> (&[u8], u32) {
+    pub fn ids(&self) -> (&[u8], DspId) {
         self.scope.as_ref().map(|user| &**user).ids()
     }
 
     /// Whether it removes cookies of a user from the collection of this DSP.
-    pub fn removes_from(&self, dsp_id: u32) -> bool {
+    pub fn removes_from(&self, dsp_id: DspId) -> bool {
         match self.scope {
             Scope::Match(_, of) => of == dsp_id,
             Scope::User(_) => true,
@@ -155,16 +155,16 @@ impl From<DspDeletion> for Deletion {
     fn from(deletion: DspDeletion) -> Self {
         Self {
             scope: Scope::Dsp(deletion.dsp_id),
-            until_unix_micros: deletion.until_unix_micros,
+            until: deletion.until,
         }
     }
 }
 
 impl StoredDeletion {
     /// Whether a store must keep the deletion, given the floor of the table. An unfinished job must continue after a restart.
-    pub fn is_needed(&self, floor: u64) -> bool {
+    pub fn is_needed(&self, floor: UnixMicros) -> bool {
         let is_job = self.deletion.of_dsp().is_some() && !self.is_finished;
-        is_job || self.deletion.until_unix_micros >= floor
+        is_job || self.deletion.until >= floor
     }
 }
 
@@ -190,14 +190,14 @@ impl Deletions {
 
     /// Adds deletions in the store.
     pub fn load(&self, stored: impl IntoIterator<Item = StoredDeletion>) {
-        let mut latest = 0;
+        let mut latest = UnixMicros(0);
         for it in stored {
             self.add(&it.deletion);
-            latest = it.deletion.until_unix_micros.max(latest);
+            latest = it.deletion.until.max(latest);
             self.begin_jobs((!it.is_finished).then_some(&it.deletion));
         }
-        let here = latest.saturating_sub(CLOCK_AHEAD_MICROS_MAX);
-        self.add_increased(here, latest.saturating_add(AFTER_DELETION_MICROS));
+        let here = latest.before(CLOCK_AHEAD_MICROS_MAX);
+        self.add_increased(here, latest.after(AFTER_DELETION_MICROS));
     }
 
     /// Adds a deletion or a floor.
@@ -215,7 +215,7 @@ impl Deletions {
             Scope::All => &mut table.floor,
             _ => table.until.entry(hash).or_default(),
         };
-        *until = deletion.until_unix_micros.max(*until);
+        *until = deletion.until.max(*until);
         self.shared.covers_any.store(true, Ordering::Relaxed);
         if table.until.len() > self.shared.entries_max {
             table.remove_oldest_eighth();
@@ -223,17 +223,16 @@ impl Deletions {
         }
     }
 
-    /// Records that a cookie was stored with an increased time. `here` is its acceptance by the clock of this host. Both are in
-    /// microseconds since the Unix epoch.
-    fn add_increased(&self, here: u64, to: u64) {
+    /// Records that a cookie was stored with an increased time. `here` is its acceptance by the clock of this host.
+    fn add_increased(&self, here: UnixMicros, to: UnixMicros) {
         self.shared.table.lock().add_increased(here, to);
     }
 
     /// The latest increased time of cookies accepted up to `here`, which a deletion at that time must cover; 0 for none.
-    pub fn increased_until(&self, here: u64) -> u64 {
+    pub fn increased_until(&self, here: UnixMicros) -> UnixMicros {
         let table = self.shared.table.lock();
         let last = table.increased.range(..=here).next_back();
-        last.map_or(0, |(_, to)| *to)
+        last.map_or(UnixMicros(0), |(_, to)| *to)
     }
 
     /// Starts the jobs of DSP deletions that have become durable: all earlier cookies are in the store. Must be called
@@ -242,17 +241,22 @@ impl Deletions {
         let mut table = self.shared.table.lock();
         for deletion in durable.into_iter().filter_map(Deletion::of_dsp) {
             table.newest += 1;
-            let next = (0, table.newest);
+            let next = (UnixMicros(0), table.newest);
             let (until, _) = table.jobs.entry(deletion.dsp_id).or_insert(next);
-            *until = deletion.until_unix_micros.max(*until);
+            *until = deletion.until.max(*until);
         }
     }
 
     /// Whether to store an arriving cookie of this pair: if no deletion covers it, returns the time up to which stored cookies are
-    /// deleted, in microseconds since the Unix epoch; 0 for none.
-    pub fn admit(&self, user_id: &[u8], dsp_id: u32, arriving: &Arriving<'_>) -> Option<u64> {
+    /// deleted; 0 for none.
+    pub fn admit(
+        &self,
+        user_id: &[u8],
+        dsp_id: DspId,
+        arriving: &Arriving<'_>,
+    ) -> Option<UnixMicros> {
         let Some((table, hashes)) = self.table(user_id, dsp_id) else {
-            return Some(0);
+            return Some(UnixMicros(0));
         };
         // The floor also covers cookies of other users, so the differences of clocks do not extend it.
         if arriving.accepted <= table.floor {
@@ -277,9 +281,14 @@ impl Deletions {
     }
 
     /// The time with which to store an admitted cookie, because stores only compare it with that of the deletion.
-    pub fn time_after(&self, until: u64, arriving: &Arriving<'_>, accepted: u64) -> u64 {
-        let after = until.saturating_add(AFTER_DELETION_MICROS);
-        if until > 0 && accepted < after {
+    pub fn time_after(
+        &self,
+        until: UnixMicros,
+        arriving: &Arriving<'_>,
+        accepted: UnixMicros,
+    ) -> UnixMicros {
+        let after = until.after(AFTER_DELETION_MICROS);
+        if until > UnixMicros(0) && accepted < after {
             self.add_increased(arriving.here(), after);
             after
         } else {
@@ -287,52 +296,56 @@ impl Deletions {
         }
     }
 
-    /// Time up to which received cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
-    /// none.
-    pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+    /// Time up to which received cookies of this pair count as deleted; 0 for none.
+    pub fn until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
         self.latest(user_id, dsp_id, |table| table.floor)
     }
 
-    /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none. Unlike
+    /// Time up to which stored cookies of this pair are deleted; 0 for none. Unlike
     /// [`until`](Self::until), it applies the floor only to DSPs with deletions in the retry queue. All other deletions
     /// below the floor have already removed their cookies, except those of unfinished jobs.
-    pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+    pub fn deleted_until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
         self.latest(user_id, dsp_id, |table| {
             let oldest = table.queued.get(&dsp_id).copied().flatten();
             let floor = oldest.map(|_| table.floor);
             let job = table.jobs.get(&dsp_id).map(|(until, _)| *until);
-            floor.max(job).unwrap_or(0)
+            floor.max(job).unwrap_or_default()
         })
     }
 
     /// The latest time of the deletions that cover this pair, or the time returned by `removed` if that is later.
-    fn latest(&self, user_id: &[u8], dsp_id: u32, removed: impl FnOnce(&Table) -> u64) -> u64 {
+    fn latest(
+        &self,
+        user_id: &[u8],
+        dsp_id: DspId,
+        removed: impl FnOnce(&Table) -> UnixMicros,
+    ) -> UnixMicros {
         let Some((table, hashes)) = self.table(user_id, dsp_id) else {
-            return 0;
+            return UnixMicros(0);
         };
         let times = hashes.iter().filter_map(|hash| table.until.get(hash));
-        times.copied().fold(removed(&table), u64::max)
+        times.copied().fold(removed(&table), UnixMicros::max)
     }
 
     /// The table, and the hashes of the scopes of this pair. `None` if nothing is deleted.
-    fn table(&self, user_id: &[u8], dsp_id: u32) -> Option<(MutexGuard<'_, Table>, [u64; 3])> {
+    fn table(&self, user_id: &[u8], dsp_id: DspId) -> Option<(MutexGuard<'_, Table>, [u64; 3])> {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
             return None;
         }
-        let scopes = [(user_id, dsp_id), (user_id, 0), (b"", dsp_id)];
+        let scopes = [(user_id, dsp_id), (user_id, DspId::NONE), (b"", dsp_id)];
         let hashes = scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id));
         Some((self.shared.table.lock(), hashes))
     }
 
-    /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`.
-    pub fn remove_old(&self, now_unix_micros: u64) {
-        let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
+    /// Removes deletions that were requested `RETENTION_MICROS` before `now`.
+    pub fn remove_old(&self, now: UnixMicros) {
+        let before = now.before(RETENTION_MICROS);
         self.shared.table.lock().remove_until(before);
     }
 
     /// The time up to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for
     /// none.
-    pub fn floor(&self) -> u64 {
+    pub fn floor(&self) -> UnixMicros {
         self.shared.table.lock().floor
     }
 
@@ -345,7 +358,7 @@ impl Deletions {
     }
 
     /// Whether the retry queue has cookies of this DSP.
-    pub fn is_queued(&self, dsp_id: u32) -> bool {
+    pub fn is_queued(&self, dsp_id: DspId) -> bool {
         self.shared.table.lock().queued.contains_key(&dsp_id)
     }
 
@@ -365,7 +378,7 @@ impl Deletions {
     pub fn finish_job(&self, job: &DspDeletion) {
         let mut table = self.shared.table.lock();
         let current = table.jobs.get(&job.dsp_id);
-        if current.is_some_and(|(until, _)| *until == job.until_unix_micros) {
+        if current.is_some_and(|(until, _)| *until == job.until) {
             table.jobs.remove(&job.dsp_id);
         }
         drop(table);
@@ -374,7 +387,7 @@ impl Deletions {
 
     /// Sets the DSPs in the retry queue, the number of their oldest entry with deletions, and the highest number of any
     /// entry.
-    pub fn set_queued(&self, dsps: BTreeMap<u32, Option<u64>>, newest: u64) {
+    pub fn set_queued(&self, dsps: BTreeMap<DspId, Option<u64>>, newest: u64) {
         let mut table = self.shared.table.lock();
         table.queued = dsps;
         table.newest = table.newest.max(newest);
@@ -403,9 +416,9 @@ impl Deletions {
         self.shared.changes.subscribe()
     }
 
-    fn hash(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+    fn hash(&self, user_id: &[u8], dsp_id: DspId) -> u64 {
         let mut hasher = self.shared.hasher.build_hasher();
-        hasher.write_u32(dsp_id);
+        hasher.write_u32(dsp_id.0);
         hasher.write(user_id);
         hasher.finish()
     }
@@ -415,17 +428,19 @@ impl Table {
     fn jobs(&self) -> impl Iterator<Item = DspDeletion> {
         self.jobs.iter().map(|(dsp_id, (until, _))| DspDeletion {
             dsp_id: *dsp_id,
-            until_unix_micros: *until,
+            until: *until,
         })
     }
 
-    fn add_increased(&mut self, here: u64, to: u64) {
+    fn add_increased(&mut self, here: UnixMicros, to: UnixMicros) {
         let before = self.increased.range(..=here).next_back();
         if before.is_some_and(|(_, before)| *before >= to) {
             return;
         }
         // Both times increase from entry to entry.
-        let next = |it: &BTreeMap<u64, u64>| it.range(here..).next().map(|(at, to)| (*at, *to));
+        let next = |it: &BTreeMap<UnixMicros, UnixMicros>| {
+            it.range(here..).next().map(|(at, to)| (*at, *to))
+        };
         while let Some((at, _)) = next(&self.increased).filter(|(_, other)| *other <= to) {
             self.increased.remove(&at);
         }
@@ -438,7 +453,7 @@ impl Table {
     /// Adds the request of a deletion, before the deletion itself. Without a request, no cookie up to the time of the deletion
     /// is admitted.
     fn set_request(&mut self, hash: u64, request: Option<Request>) {
-        let strict = self.until.get(&hash).copied().unwrap_or(0);
+        let strict = self.until.get(&hash).copied().unwrap_or_default();
         let known = self.requests.remove(&hash);
         let Some(new) = request else { return };
         if self.requests.len() == REQUESTS_MAX {
@@ -452,8 +467,8 @@ impl Table {
     }
 
     /// Removes the deletions up to this time.
-    fn remove_until(&mut self, before: u64) {
-        let mut removed = 0;
+    fn remove_until(&mut self, before: UnixMicros) {
+        let mut removed = UnixMicros(0);
         self.until.retain(|_, until| {
             if *until <= before {
                 removed = removed.max(*until);
@@ -467,7 +482,7 @@ impl Table {
 
     /// Removes the oldest eighth, so that a full table does not remove one deletion for each new one.
     fn remove_oldest_eighth(&mut self) {
-        let mut times: Vec<u64> = self.until.values().copied().collect();
+        let mut times: Vec<UnixMicros> = self.until.values().copied().collect();
         let at = times.len() / 8;
         let (_, before, _) = times.select_nth_unstable(at);
         self.remove_until(*before);

@@ -9,34 +9,36 @@
 
 use std::collections::BTreeSet;
 
+use proto::units::DspId;
+
 /// Entries of the cache of recent DSPs; a power of two.
 const CACHE_ENTRIES: usize = 1024;
 
 /// The slots of one store.
 #[derive(Debug)]
 pub struct DspSlots {
-    listed: BTreeSet<u32>,
+    listed: BTreeSet<DspId>,
     unlisted_max: usize,
-    rejected: BTreeSet<u32>,
-    unlisted: BTreeSet<u32>,
+    rejected: BTreeSet<DspId>,
+    unlisted: BTreeSet<DspId>,
     /// DSPs with a slot; 0 for an empty entry.
-    cache: Box<[u32]>,
+    cache: Box<[DspId]>,
 }
 
 impl DspSlots {
     /// Slots for the `listed` DSPs and up to `unlisted_max` others.
-    pub fn new(listed: BTreeSet<u32>, unlisted_max: usize) -> Self {
+    pub fn new(listed: BTreeSet<DspId>, unlisted_max: usize) -> Self {
         Self {
             listed,
             unlisted_max,
             rejected: BTreeSet::new(),
             unlisted: BTreeSet::new(),
-            cache: vec![0; CACHE_ENTRIES].into(),
+            cache: vec![DspId::NONE; CACHE_ENTRIES].into(),
         }
     }
 
     /// Adds the DSPs in the store.
-    pub fn load(&mut self, stored: &[u32]) {
+    pub fn load(&mut self, stored: &[DspId]) {
         let stored = stored
             .iter()
             .filter(|dsp_id| !self.listed.contains(dsp_id) && !self.rejected.contains(dsp_id));
@@ -44,10 +46,10 @@ impl DspSlots {
     }
 
     /// Replaces the set of rejected DSPs and frees their slots. Returns whether the set differs from the previous one.
-    pub fn set_rejected(&mut self, rejected: &BTreeSet<u32>) -> bool {
+    pub fn set_rejected(&mut self, rejected: &BTreeSet<DspId>) -> bool {
         let differs = self.rejected != *rejected;
         if differs {
-            self.cache.fill(0);
+            self.cache.fill(DspId::NONE);
             self.unlisted.retain(|dsp_id| !rejected.contains(dsp_id));
             self.rejected.clone_from(rejected);
         }
@@ -55,12 +57,12 @@ impl DspSlots {
     }
 
     /// Whether a DSP has a slot. An unlisted DSP may get one now.
-    pub fn admits(&mut self, dsp_id: u32) -> bool {
-        self.cache[dsp_id as usize % CACHE_ENTRIES] == dsp_id || self.admits_uncached(dsp_id)
+    pub fn admits(&mut self, dsp_id: DspId) -> bool {
+        self.cache[dsp_id.0 as usize % CACHE_ENTRIES] == dsp_id || self.admits_uncached(dsp_id)
     }
 
     #[cold]
-    fn admits_uncached(&mut self, dsp_id: u32) -> bool {
+    fn admits_uncached(&mut self, dsp_id: DspId) -> bool {
         if self.rejected.contains(&dsp_id) {
             return false;
         }
@@ -70,7 +72,7 @@ impl DspSlots {
             }
             self.unlisted.insert(dsp_id);
         }
-        self.cache[dsp_id as usize % CACHE_ENTRIES] = dsp_id;
+        self.cache[dsp_id.0 as usize % CACHE_ENTRIES] = dsp_id;
         true
     }
 
@@ -85,32 +87,32 @@ mod tests {
     use super::*;
 
     fn slots(listed: &[u32], unlisted_max: usize) -> DspSlots {
-        DspSlots::new(listed.iter().copied().collect(), unlisted_max)
+        DspSlots::new(listed.iter().copied().map(DspId).collect(), unlisted_max)
     }
 
     #[test]
     fn listed_and_stored_dsps_have_slots_and_others_up_to_the_maximum() {
         let mut slots = slots(&[1, 2], 2);
-        slots.load(&[7, 2]);
-        assert!([1, 2, 7, 8].iter().all(|dsp| slots.admits(*dsp)));
-        assert!(!slots.admits(9) && !slots.admits(9 + 1024));
-        assert!(!slots.admits(1 + 1024) && slots.admits(8));
+        slots.load(&[7, 2].map(DspId));
+        assert!([1, 2, 7, 8].iter().all(|dsp| slots.admits(DspId(*dsp))));
+        assert!(!slots.admits(DspId(9)) && !slots.admits(DspId(9 + 1024)));
+        assert!(!slots.admits(DspId(1 + 1024)) && slots.admits(DspId(8)));
         assert_eq!(slots.unlisted(), (2, 2));
-        let stored: Vec<_> = (100..200).collect();
+        let stored: Vec<_> = (100..200).map(DspId).collect();
         slots.load(&stored);
-        assert!(slots.admits(150) && !slots.admits(9));
+        assert!(slots.admits(DspId(150)) && !slots.admits(DspId(9)));
         assert_eq!(slots.unlisted(), (102, 2));
     }
 
     #[test]
     fn rejecting_a_dsp_frees_its_slot() {
         let mut slots = slots(&[1], 1);
-        slots.set_rejected(&[9].into());
-        slots.load(&[7, 9]);
-        assert!(slots.admits(7) && !slots.admits(8) && !slots.admits(9));
-        slots.set_rejected(&[7].into());
-        assert!(!slots.admits(7) && slots.admits(8) && slots.admits(1));
+        slots.set_rejected(&[DspId(9)].into());
+        slots.load(&[7, 9].map(DspId));
+        assert!(slots.admits(DspId(7)) && !slots.admits(DspId(8)) && !slots.admits(DspId(9)));
+        slots.set_rejected(&[DspId(7)].into());
+        assert!(!slots.admits(DspId(7)) && slots.admits(DspId(8)) && slots.admits(DspId(1)));
         slots.set_rejected(&BTreeSet::new());
-        assert!(!slots.admits(7) && slots.admits(8));
+        assert!(!slots.admits(DspId(7)) && slots.admits(DspId(8)));
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
+use proto::units::DspId;
 use runtime::ready::Component;
 
 use crate::producers::{Producers, Snapshot};
@@ -13,7 +14,7 @@ use crate::producers::{Producers, Snapshot};
 pub struct Health {
     store_down: Mutex<Option<StoreFailure>>,
     /// DSPs whose database fails, with the reason.
-    failing_dsps: Mutex<BTreeMap<u32, String>>,
+    failing_dsps: Mutex<BTreeMap<DspId, String>>,
     producers: Producers,
 }
 
@@ -67,11 +68,11 @@ impl Health {
     }
 
     /// Marks a DSP as failing, and logs the first failure.
-    pub fn set_dsp_failing(&self, dsp_id: u32, why: &str) {
+    pub fn set_dsp_failing(&self, dsp_id: DspId, why: &str) {
         let previous = self.failing_dsps.lock().insert(dsp_id, why.to_owned());
         if previous.is_none() {
             tracing::warn!(
-                dsp_id,
+                dsp_id = dsp_id.0,
                 why,
                 "store is failing for a DSP; moving its cookies to the retry queue"
             );
@@ -79,14 +80,14 @@ impl Health {
     }
 
     /// Marks a DSP as available.
-    pub fn set_dsp_available(&self, dsp_id: u32) {
+    pub fn set_dsp_available(&self, dsp_id: DspId) {
         if self.failing_dsps.lock().remove(&dsp_id).is_some() {
-            tracing::info!(dsp_id, "store available again for a DSP");
+            tracing::info!(dsp_id = dsp_id.0, "store available again for a DSP");
         }
     }
 
     /// The failing DSPs, with the reason.
-    pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
+    pub fn failing_dsps(&self) -> BTreeMap<DspId, String> {
         self.failing_dsps.lock().clone()
     }
 
@@ -182,6 +183,8 @@ impl Health {
 mod tests {
     use std::net::SocketAddr;
 
+    use proto::units::{Epoch, Sequence};
+
     use super::*;
     use crate::{batch::Cursor, producers::StreamStart};
 
@@ -224,13 +227,13 @@ mod tests {
         );
         let at = Cursor {
             producer: "p".into(),
-            epoch: 7,
-            sequence: 0,
+            epoch: Epoch(7),
+            sequence: Sequence(0),
             complete: false,
         };
         let start = StreamStart {
             at: &at,
-            newest: 0,
+            newest: Sequence(0),
             previous: None,
         };
         let connected = one.open_stream(start);
@@ -256,10 +259,10 @@ mod tests {
         assert_eq!(health.needs_restart().as_deref(), Some("store: hangs"));
         health.set_store_up();
         assert_eq!(health.needs_restart(), None);
-        for dsp_id in 1..=7 {
+        for dsp_id in (1..=7).map(DspId) {
             health.set_dsp_failing(dsp_id, "no right");
         }
-        health.set_dsp_available(1);
+        health.set_dsp_available(DspId(1));
         check(&health, &[]);
         assert_eq!(
             health.components()[2].state,

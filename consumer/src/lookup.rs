@@ -6,7 +6,7 @@
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
-use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX};
+use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX, units::DspId};
 use runtime::reply::{Reply, json as reply};
 use serde::Serialize;
 use serde_json::json as object;
@@ -22,7 +22,7 @@ struct User<'a> {
     buyer_uids: BuyerUids,
     /// DSPs that could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    unavailable: Vec<u32>,
+    unavailable: Vec<DspId>,
 }
 
 /// The response to a path of the admin port; `None` if the path is not of a user. `deletions` is `None`
@@ -73,11 +73,11 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
     use http_body_util::BodyExt;
-    use runtime::unix_micros;
 
     use super::*;
     use crate::{
         batch::tests::{batch, chunk},
+        clock,
         store::{Cookies as _, embedded::EmbeddedStore},
         ttl::Ttls,
     };
@@ -92,7 +92,7 @@ mod tests {
     async fn lookup_fails_until_the_deletions_are_loaded() {
         let dir = tempfile::TempDir::new().unwrap();
         let store = open(&dir).await;
-        let now = unix_micros();
+        let now = clock::now().0;
         // The job of the DSP has not removed the cookie yet.
         let (cookie, deletion) = ([("u", 1, "b")], [("", 1, "")]);
         let batch = batch(&[chunk(1, now, &cookie), chunk(2, now, &deletion)]);
@@ -112,7 +112,7 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let store = open(&dir).await;
         let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
-        let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));
+        let batch = Arc::new(batch(&[chunk(1, clock::now().0, &cookies)]));
         store.write(batch).await.unwrap();
         let deletions = Deletions::default();
         let long = format!("/v1/users/{}", "u".repeat(65));

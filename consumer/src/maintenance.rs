@@ -14,6 +14,7 @@ use std::{
 };
 
 use jiff::{Zoned, tz::TimeZone};
+use proto::units::UnixMicros;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -57,9 +58,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Work completed after this time is not repeated at `now`: when the window opened, or 20 hours ago. In microseconds
-    /// since the Unix epoch.
-    fn done_since(window: Window, now: &Zoned) -> u64 {
+    /// Work completed after this time is not repeated at `now`: when the window opened, or 20 hours ago.
+    fn done_since(window: Window, now: &Zoned) -> UnixMicros {
         match window.opened(now) {
             Some(opened) => unix_micros(opened.timestamp()),
             None => before(unix_micros(now.timestamp()), REPEAT_INTERVAL),
@@ -224,7 +224,7 @@ impl MaintenanceTask {
     }
 
     /// Runs one compaction; returns whether it is complete.
-    async fn compact(&self, since: u64, now: &Zoned) -> Result<bool, StoreError> {
+    async fn compact(&self, since: UnixMicros, now: &Zoned) -> Result<bool, StoreError> {
         let window = self.schedule.compaction;
         tracing::info!(%window, "compaction started");
         let began = Instant::now();

@@ -18,7 +18,10 @@ mod table;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
-use runtime::unix_micros;
+use proto::{
+    cursor::Position,
+    units::{Epoch, UnixMicros},
+};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
@@ -29,7 +32,11 @@ pub use self::{
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
     table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
-use crate::{batch::Cursor, clock::extrapolate, clock_offset::ClockOffset};
+use crate::{
+    batch::Cursor,
+    clock::{self, extrapolate},
+    clock_offset::ClockOffset,
+};
 
 /// Time after the start in which producers should have connected. Those that no longer exist delay the others until then.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,8 +48,8 @@ pub struct Producers(Arc<SharedTable>);
 #[derive(Debug)]
 struct SharedTable {
     table: Mutex<Table>,
-    /// Start of this process, in microseconds since the Unix epoch.
-    started: (u64, Instant),
+    /// Start of this process.
+    started: (UnixMicros, Instant),
     /// Notified when a stream opens or closes, or a clock is measured.
     streams_changed: Notify,
 }
@@ -51,7 +58,7 @@ impl Default for SharedTable {
     fn default() -> Self {
         Self {
             table: Mutex::default(),
-            started: (unix_micros(), Instant::now()),
+            started: (clock::now(), Instant::now()),
             streams_changed: Notify::new(),
         }
     }
@@ -70,7 +77,7 @@ pub struct StreamGuard {
     producers: Producers,
     address: SocketAddr,
     producer: Arc<str>,
-    epoch: u64,
+    epoch: Epoch,
     has_advanced: bool,
 }
 
@@ -95,8 +102,8 @@ impl Producers {
         self.table().get(producer)?.received.clone()
     }
 
-    /// Epoch and sequence number up to which a producer's cookies are durable.
-    pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
+    /// Position up to which a producer's cookies are durable.
+    pub fn durable(&self, producer: &str) -> Option<Position> {
         self.table().get(producer)?.durable
     }
 
@@ -136,25 +143,24 @@ impl Producers {
         self.table().forget(producer)
     }
 
-    /// Time up to which all cookies that the producers accepted are durable here: on the producers' clocks, in microseconds
-    /// since the Unix epoch. `None` if it is unknown, for instance because an address has no stream.
-    pub fn complete_until(&self) -> Option<u64> {
+    /// Time up to which all cookies that the producers accepted are durable here: on the producers' clocks. `None` if it is
+    /// unknown, for instance because an address has no stream.
+    pub fn complete_until(&self) -> Option<UnixMicros> {
         self.table().complete_until()
     }
 
-    /// The time of this host since the start of this process, in microseconds since the Unix epoch: a clock that is set
-    /// changes nothing.
-    pub fn steady_micros(&self) -> u64 {
+    /// The time of this host since the start of this process: a clock that is set changes nothing.
+    pub fn steady_now(&self) -> UnixMicros {
         extrapolate(self.0.started, Instant::now())
     }
 
-    /// Records that a producer's clock showed `unix_micros` between the [time](Self::steady_micros) `sent` and now. 0 if the
+    /// Records that a producer's clock showed `time` between the [time](Self::steady_now) `sent` and now. 0 if the
     /// producer did not report it.
-    pub fn measure_clock(&self, producer: &str, sent: u64, unix_micros: u64) {
-        if unix_micros == 0 {
+    pub fn measure_clock(&self, producer: &str, sent: UnixMicros, time: UnixMicros) {
+        if time == UnixMicros(0) {
             return;
         }
-        let offset = ClockOffset::measured(sent, unix_micros, self.steady_micros());
+        let offset = ClockOffset::measured(sent, time, self.steady_now());
         if let Some(producer) = self.table().get_mut(producer) {
             producer.offset = Some(offset);
         }
@@ -179,10 +185,10 @@ impl Producers {
 
     /// Records that a chunk of this time arrived now. Must be called before the push, so that later deletions cover its
     /// cookies.
-    pub fn limit_clock(&self, producer: &str, accepted_unix_micros: u64) {
-        let arrived = ClockOffset::measured(0, accepted_unix_micros, self.steady_micros());
+    pub fn limit_clock(&self, producer: &str, accepted: UnixMicros) {
+        let ahead = self.steady_now().ahead_of(accepted);
         if let Some(producer) = self.table().get_mut(producer) {
-            producer.limit_offset(arrived.max);
+            producer.limit_offset(ahead);
         }
     }
 
@@ -192,17 +198,17 @@ impl Producers {
     }
 
     /// The latest time that the clock of this host or any producer may have shown when that of `producer` showed
-    /// `unix_micros`.
-    pub fn latest_anywhere(&self, producer: &str, unix_micros: u64) -> u64 {
+    /// `time`.
+    pub fn latest_anywhere(&self, producer: &str, time: UnixMicros) -> UnixMicros {
         let table = self.table();
-        table.latest_anywhere(producer, unix_micros, self.0.started.0)
+        table.latest_anywhere(producer, time, self.0.started.0)
     }
 
     /// A snapshot.
     pub fn snapshot(&self) -> Snapshot {
         // The skew refers to the present time of this host.
-        let set_ahead = unix_micros().wrapping_sub(self.steady_micros());
-        self.table().snapshot(set_ahead.cast_signed())
+        let set_ahead = clock::now().ahead_of(self.steady_now());
+        self.table().snapshot(set_ahead)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -257,19 +263,19 @@ impl Drop for AddressGuard {
 }
 
 impl StreamGuard {
-    /// Records pushed items, and the time of a chunk in microseconds since the Unix epoch. Must be called after the push: a stream that starts in between then
-    /// receives items again instead of missing them.
-    pub fn advance(&mut self, cursor: &Cursor, accepted: Option<u64>) -> AdvanceResult {
+    /// Records pushed items, and the time of a chunk. Must be called after the push: a stream that starts in between then receives
+    /// items again instead of missing them.
+    pub fn advance(&mut self, cursor: &Cursor, accepted: Option<UnixMicros>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
         let mut table = self.producers.table();
         table.advance(cursor, accepted, had_advanced)
     }
 
-    /// Records that all cookies that the producer accepted up to `unix_micros` were received.
-    pub fn caught_up(&self, unix_micros: u64) -> AdvanceResult {
+    /// Records that all cookies that the producer accepted up to `until` were received.
+    pub fn caught_up(&self, until: UnixMicros) -> AdvanceResult {
         let mut table = self.producers.table();
         let producer = table.producer(&self.producer);
-        producer.caught_up(self.epoch, unix_micros)
+        producer.caught_up(self.epoch, until)
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.
@@ -299,6 +305,8 @@ impl Drop for StreamGuard {
 
 #[cfg(test)]
 mod tests {
+    use proto::units::Sequence;
+
     use super::*;
 
     #[tokio::test]
@@ -311,13 +319,13 @@ mod tests {
         let (one, other) = (at(1), at(2));
         let cursor = Cursor {
             producer: "p".into(),
-            epoch: 1,
-            sequence: 0,
+            epoch: Epoch(1),
+            sequence: Sequence(0),
             complete: false,
         };
         let start = || StreamStart {
             at: &cursor,
-            newest: 0,
+            newest: Sequence(0),
             previous: None,
         };
         let (first, _) = one.open_stream(start());

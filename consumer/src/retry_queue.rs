@@ -22,15 +22,16 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use proto::{
     limits::AGE_MICROS_MAX,
+    units::{DspId, UnixMicros},
     wire::{
         ChunkHeader, CookieRef, HEADROOM_BYTES, Record, Scope, StreamMessage, put_record, seal,
     },
 };
-use runtime::unix_micros;
 use tokio::sync::Notify;
 
 use crate::{
     batch::Batch,
+    clock,
     deletions::{Deletion, Deletions},
     metrics,
     store::{DeferredCookies, FullRetryEntry, RejectedCookie, RetryEntry},
@@ -57,7 +58,7 @@ pub struct RetryQueue {
     /// Notified when entries are added.
     changed: Arc<Notify>,
     /// DSPs that are always accepted (`--dsps`).
-    listed: Arc<BTreeSet<u32>>,
+    listed: Arc<BTreeSet<DspId>>,
     bytes_max: u64,
     deletions: Deletions,
     metrics: metrics::Sink,
@@ -65,7 +66,7 @@ pub struct RetryQueue {
 
 #[derive(Debug, Default)]
 struct Index {
-    dsps: BTreeMap<u32, DspEntries>,
+    dsps: BTreeMap<DspId, DspEntries>,
     last_number: u64,
     bytes: u64,
 }
@@ -79,7 +80,7 @@ struct DspEntries {
 
 impl RetryQueue {
     /// An empty queue. `listed` DSPs are always accepted.
-    pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::Sink) -> Self {
+    pub fn new(listed: BTreeSet<DspId>, deletions: Deletions, metrics: metrics::Sink) -> Self {
         Self {
             index: Arc::default(),
             changed: Arc::default(),
@@ -112,7 +113,7 @@ impl RetryQueue {
         &self,
         batch: &Batch,
         deferred: &[DeferredCookies],
-        has_slot: impl Fn(u32) -> bool,
+        has_slot: impl Fn(DspId) -> bool,
     ) -> (Vec<FullRetryEntry>, Vec<RejectedCookie>) {
         let is_trusted = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
         let mut index = self.index.lock();
@@ -151,7 +152,7 @@ impl RetryQueue {
             entries.extend(packed);
         }
         for full in &mut entries {
-            index.last_number = unix_micros().max(index.last_number + 1);
+            index.last_number = clock::now().0.max(index.last_number + 1);
             full.entry.number = index.last_number;
         }
         (entries, overflow)
@@ -166,7 +167,7 @@ impl RetryQueue {
     }
 
     /// The DSPs with entries.
-    pub fn dsps(&self) -> BTreeSet<u32> {
+    pub fn dsps(&self) -> BTreeSet<DspId> {
         self.index.lock().dsps.keys().copied().collect()
     }
 
@@ -176,7 +177,7 @@ impl RetryQueue {
     }
 
     /// The oldest entries of a DSP, up to the bytes of one retry.
-    fn oldest(&self, dsp_id: u32) -> Vec<RetryEntry> {
+    fn oldest(&self, dsp_id: DspId) -> Vec<RetryEntry> {
         let index = self.index.lock();
         let mut bytes = 0;
         let entries = index.dsps.get(&dsp_id).into_iter();
@@ -190,7 +191,7 @@ impl RetryQueue {
     }
 
     /// Removes the oldest entries of a DSP.
-    fn remove_oldest(&self, dsp_id: u32, entries: usize) {
+    fn remove_oldest(&self, dsp_id: DspId, entries: usize) {
         let mut index = self.index.lock();
         let Some(dsp_entries) = index.dsps.get_mut(&dsp_id) else {
             return;
@@ -234,8 +235,8 @@ impl RetryQueue {
 
 /// Packs the cookies at these indices, all of one DSP, into entries without numbers. Times within an entry differ by less than
 /// the maximum age in a chunk, so they are read back exactly.
-fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> {
-    let span = |index: &u32| batch.cookie(*index as usize).accepted_unix_micros / AGE_MICROS_MAX;
+fn pack_dsp(batch: &Batch, dsp_id: DspId, indices: &[u32]) -> Vec<FullRetryEntry> {
+    let span = |index: &u32| batch.cookie(*index as usize).accepted.0 / AGE_MICROS_MAX;
     let mut indices = indices.to_vec();
     indices.sort_by_key(span);
     let spans = indices.chunk_by(|one, other| span(one) == span(other));
@@ -249,7 +250,7 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
                 buyer_uid: text(cookie.buyer_uid),
                 age_micros: 0,
             });
-            (record, cookie.accepted_unix_micros)
+            (record, cookie.accepted)
         });
         entry(dsp_id, part.len(), 0, cookies)
     });
@@ -257,7 +258,7 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
 }
 
 /// Packs the deletions of users that remove cookies of a DSP into entries of this DSP without numbers.
-fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
+fn pack_deletions(batch: &Batch, dsp_id: DspId) -> Vec<FullRetryEntry> {
     let deletions = batch.deletions().iter();
     let deletions: Vec<&Deletion> = deletions.filter(|it| it.removes_from(dsp_id)).collect();
     let parts = deletions.chunks(ENTRY_COOKIES_MAX).map(|part| {
@@ -267,7 +268,7 @@ fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
                 scope,
                 age_micros: 0,
             };
-            (record, deletion.until_unix_micros)
+            (record, deletion.until)
         });
         entry(dsp_id, 0, part.len(), records)
     });
@@ -280,10 +281,10 @@ fn text(id: &[u8]) -> &str {
 
 /// An entry without a number, with records and their times.
 fn entry<'a>(
-    dsp_id: u32,
+    dsp_id: DspId,
     cookies: usize,
     deletions: usize,
-    records: impl ExactSizeIterator<Item = (Record<'a>, u64)> + Clone,
+    records: impl ExactSizeIterator<Item = (Record<'a>, UnixMicros)> + Clone,
 ) -> FullRetryEntry {
     let chunk = encode(records);
     let entry = RetryEntry {
@@ -297,17 +298,17 @@ fn entry<'a>(
 }
 
 /// Encodes records as a chunk with the time of the newest record.
-fn encode<'a>(records: impl ExactSizeIterator<Item = (Record<'a>, u64)> + Clone) -> Bytes {
+fn encode<'a>(records: impl ExactSizeIterator<Item = (Record<'a>, UnixMicros)> + Clone) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
     let count = records.len();
     let newest = records.clone().map(|(_, accepted)| accepted).max();
     let newest = newest.unwrap_or_default();
     for (record, accepted) in records {
-        put_record(&mut chunk, &record.with_age(newest - accepted));
+        put_record(&mut chunk, &record.with_age(newest.since(accepted)));
     }
     let header = ChunkHeader {
         count: u32::try_from(count).expect("the size of an entry is bounded"),
-        accepted_unix_micros: newest,
+        accepted: newest,
         ..ChunkHeader::default()
     };
     // Skip the gRPC message prefix: flags and length.

@@ -23,7 +23,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use parking_lot::Mutex;
-use runtime::unix_micros;
+use proto::units::DspId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::Instant,
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     batch::Batch,
-    clock::ClockJumps,
+    clock::{self, ClockJumps},
     config::Config,
     dead_letters::DeadLetters,
     deletions::Deletions,
@@ -86,7 +86,7 @@ impl Sink {
         config: &Config,
         store: &Store,
         health: Arc<Health>,
-        rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+        rejected_dsps: watch::Receiver<BTreeSet<DspId>>,
         deletions: Deletions,
         metrics: &Metrics,
         stops: StopTokens,
@@ -128,7 +128,7 @@ impl Sink {
             suppression: Arc::clone(&suppression),
             metrics: metrics.sink.clone(),
             fast_drain: stops.fast_drain,
-            clock: ClockJumps::new(unix_micros(), Instant::now()),
+            clock: ClockJumps::new(clock::now(), Instant::now()),
             slots: DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
             deletions,

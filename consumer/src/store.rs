@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use proto::units::{DspId, UnixMicros};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -83,7 +84,7 @@ pub struct StoredState {
     /// The durable cursors, one per producer.
     pub cursors: Vec<Cursor>,
     /// The DSPs in the store, in any order.
-    pub slots: Vec<u32>,
+    pub slots: Vec<DspId>,
 }
 
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
@@ -92,7 +93,7 @@ pub struct RetryEntry {
     /// Increasing: the time of queueing in microseconds since the Unix epoch, or the last number plus one if that is higher.
     pub number: u64,
     /// The DSP of all cookies of the entry.
-    pub dsp_id: u32,
+    pub dsp_id: DspId,
     /// Number of its cookies.
     pub cookies: u64,
     /// Number of its deletions.
@@ -114,7 +115,7 @@ pub struct FullRetryEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeferredCookies {
     /// The DSP.
-    pub dsp_id: u32,
+    pub dsp_id: DspId,
     /// The error; `None` if the database does not exist yet or earlier cookies are queued.
     pub why: Option<Arc<str>>,
     /// The indices of the cookies in the batch.
@@ -132,7 +133,7 @@ pub struct RejectedCookie {
 
 impl WriteOutcome {
     /// Adds deferred cookies of a DSP.
-    pub fn deferred(&mut self, dsp_id: u32, why: Option<Arc<str>>, mut indices: Vec<u32>) {
+    pub fn deferred(&mut self, dsp_id: DspId, why: Option<Arc<str>>, mut indices: Vec<u32>) {
         let mut others = self.deferred.iter_mut();
         match others.find(|other| other.dsp_id == dsp_id) {
             Some(other) => {
@@ -183,10 +184,10 @@ impl WriteOutcome {
 pub struct Expiry<'a> {
     /// Whether the window is open.
     pub open: bool,
-    /// The current time in microseconds since the Unix epoch.
-    pub now: u64,
-    /// Collections swept since this time, in microseconds since the Unix epoch, are skipped.
-    pub since: u64,
+    /// The current time.
+    pub now: UnixMicros,
+    /// Collections swept since this time are skipped.
+    pub since: UnixMicros,
     /// Time until the window closes; `None` if it never does.
     pub time_left: Option<Duration>,
     /// Cancelled to stop it early.
@@ -215,7 +216,7 @@ pub struct ExpiryResult {
     /// Whether nothing remains to be done. Otherwise the next call should follow soon.
     pub complete: bool,
     /// Time since the oldest cookie of each DSP expired. Contains only DSPs known to have expired cookies.
-    pub overdue: BTreeMap<u32, Duration>,
+    pub overdue: BTreeMap<DspId, Duration>,
     /// The first error that concerns a single DSP. All other DSPs are complete.
     pub failed: Option<StoreError>,
 }
@@ -223,8 +224,8 @@ pub struct ExpiryResult {
 /// Parameters of a compaction.
 #[derive(Clone, Copy)]
 pub struct Compaction<'a> {
-    /// Collections compacted since this time, in microseconds since the Unix epoch, are skipped.
-    pub since: u64,
+    /// Collections compacted since this time are skipped.
+    pub since: UnixMicros,
     /// The wall clock.
     pub clock: &'a Clock,
     /// Cancelled to stop it early.
@@ -234,7 +235,7 @@ pub struct Compaction<'a> {
 }
 
 /// The buyer uids of one user, by DSP.
-pub type BuyerUids = BTreeMap<u32, String>;
+pub type BuyerUids = BTreeMap<DspId, String>;
 
 /// Result of a lookup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -242,7 +243,7 @@ pub struct LookupResult {
     /// The buyer uids of the user.
     pub buyer_uids: BuyerUids,
     /// DSPs whose cookies could not be read.
-    pub unavailable: Vec<u32>,
+    pub unavailable: Vec<DspId>,
     /// The error of the first unavailable DSP.
     pub why: Option<String>,
 }
@@ -251,9 +252,9 @@ pub struct LookupResult {
 #[derive(Debug, Clone)]
 pub struct PageQuery {
     /// DSP of the cookies.
-    pub dsp_id: u32,
-    /// Time before which the cookies were accepted, in microseconds since the Unix epoch.
-    pub before: u64,
+    pub dsp_id: DspId,
+    /// Time before which the cookies were accepted.
+    pub before: UnixMicros,
     /// User id after which the page begins; empty for the first page.
     pub after_user: String,
 }
@@ -261,8 +262,8 @@ pub struct PageQuery {
 /// Some cookies of one DSP, ordered by user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
-    /// User id, buyer uid, and time of acceptance in microseconds since the Unix epoch.
-    pub cookies: Vec<(String, String, u64)>,
+    /// User id, buyer uid, and time of acceptance.
+    pub cookies: Vec<(String, String, UnixMicros)>,
     /// The last user that was read; `None` at the end.
     pub next: Option<String>,
 }
@@ -339,7 +340,7 @@ pub trait Lookup: fmt::Debug + Send + Sync + 'static {
 #[async_trait]
 pub trait Backlog: fmt::Debug + Send + Sync + 'static {
     /// Whether the DSP has a database.
-    fn has_slot(&self, dsp_id: u32) -> bool;
+    fn has_slot(&self, dsp_id: DspId) -> bool;
 
     /// Writes `batch`, which contains only cookies of this DSP, and makes them durable. Creates the DSP's database if
     /// needed. With an empty batch, checks whether the database is writable. May run concurrently with
@@ -347,7 +348,7 @@ pub trait Backlog: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When not all cookies were written.
-    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError>;
+    async fn retry(&self, dsp_id: DspId, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError>;
 
     /// The entries of the queue, ordered by number.
     ///
@@ -417,12 +418,12 @@ pub trait Upkeep: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store fails; a later call also removes these deletions.
-    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError>;
+    async fn remove_deletions_until(&self, floor: UnixMicros) -> Result<(), StoreError>;
 
-    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and the state of consumers
+    /// Deletes cursors last committed before `before`, and the state of consumers
     /// that no longer exist. Returns the producers of this consumer's deleted cursors.
     ///
     /// # Errors
     /// When it failed; a later call completes it.
-    async fn delete_cursors_before(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError>;
+    async fn delete_cursors_before(&self, before: UnixMicros) -> Result<Vec<Arc<str>>, StoreError>;
 }

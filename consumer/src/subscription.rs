@@ -18,13 +18,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use proto::{
     limits::HEARTBEAT_MAX,
+    units::{Sequence, UnixMicros},
     v1::{self, ResumeOutcome, TimesToLive, event::Event},
     wire::StreamMessage,
 };
-use runtime::{
-    connect::{Network, credentials::Security},
-    unix_micros,
-};
+use runtime::connect::{Network, credentials::Security};
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -36,6 +34,7 @@ use tonic::{Code, Streaming};
 use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
+    clock,
     config::ProducerUrl,
     deletions::Deletions,
     metrics,
@@ -206,7 +205,7 @@ impl Subscription {
             (_, StreamEnd::Drained) => tracing::info!(%address, "producer drained"),
             (LoggedState::Connected(producer), _) => {
                 let cursor = self.context.producers.cursor(&producer);
-                let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
+                let (epoch, sequence) = cursor.map_or((0, 0), |it| (it.epoch.0, it.sequence.0));
                 tracing::warn!(
                     %address, %producer, epoch, sequence, why,
                     "connection to producer lost, retrying; until it is restored, cookies after this sequence number are unaccounted for"
@@ -233,11 +232,11 @@ impl Subscription {
         let start = position.cursor();
         let (mut guard, observed) = self.address.open_stream(StreamStart {
             at: &start,
-            newest: hello.next_sequence.saturating_sub(1),
+            newest: Sequence(hello.next_sequence.saturating_sub(1)),
             previous: resumption.previous(),
         });
         let producers = &self.context.producers;
-        producers.measure_clock(position.producer(), sent, hello.unix_micros);
+        producers.measure_clock(position.producer(), sent, UnixMicros(hello.unix_micros));
         producers.wait_measured().await;
         self.log_connected(&hello, position.producer());
         if let (Resumption::NewEpoch { previous, tail }, Some(observed)) = (&resumption, observed) {
@@ -246,7 +245,7 @@ impl Subscription {
                 previous,
                 *tail,
                 observed,
-                hello.epoch,
+                start.epoch,
             );
         }
         let item = Item::Cursor(start.clone());
@@ -257,14 +256,14 @@ impl Subscription {
             connector,
             address: self.address(),
             producer: Arc::clone(position.producer()),
-            epoch: hello.epoch,
+            epoch: start.epoch,
         };
         // Ends with the stream.
         let mut tasks = JoinSet::new();
         tasks.spawn(confirmations.run());
         let (mut has_event, opened) = (false, Instant::now());
         loop {
-            let began = unix_micros();
+            let began = clock::now();
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
             let received = match received.unwrap_or(Err(StreamEnd::Silent(EVENT_TIMEOUT))) {
                 Ok(received) => received,
@@ -302,11 +301,11 @@ impl Subscription {
         })
     }
 
-    /// Handles one message after `Hello`. The wait for it began at `began`, in microseconds since the Unix epoch.
+    /// Handles one message after `Hello`. The wait for it began at `began`.
     async fn handle(
         &mut self,
         received: StreamMessage,
-        began: u64,
+        began: UnixMicros,
         position: &mut StreamPosition,
         guard: &mut StreamGuard,
     ) -> Result<(), StreamEnd> {
@@ -317,9 +316,9 @@ impl Subscription {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
                 let producers = &self.context.producers;
-                producers.limit_clock(position.producer(), header.accepted_unix_micros);
-                accepted = Some(header.accepted_unix_micros);
-                let age = unix_micros().saturating_sub(header.accepted_unix_micros);
+                producers.limit_clock(position.producer(), header.accepted);
+                accepted = Some(header.accepted);
+                let age = clock::now().since(header.accepted);
                 let received = &self.context.metrics.received_seconds;
                 received.observe(Duration::from_micros(age), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)
@@ -329,7 +328,7 @@ impl Subscription {
                 self.context.metrics.add_lost(gap.reason(), lost);
                 guard.add_lost(lost);
                 let cursor = position.cursor();
-                let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch, gap.reason());
+                let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch.0, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
                 macro_rules! log {
                     ($level:ident) => {
@@ -356,7 +355,7 @@ impl Subscription {
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
                 // A heartbeat from a buffer may be older than the cookies that follow it.
-                if unix_micros().saturating_sub(began) >= HEARTBEAT_WAIT_MICROS {
+                if clock::now().since(began) >= HEARTBEAT_WAIT_MICROS {
                     self.report_duplicate(guard.caught_up(began), position.producer());
                 }
                 return Ok(());
@@ -396,7 +395,7 @@ impl Subscription {
         };
         let lost_in_gaps = guard.add_lost(0);
         if lost_in_gaps > 0 {
-            let (producer, sequence) = (&*cursor.producer, cursor.sequence);
+            let (producer, sequence) = (&*cursor.producer, cursor.sequence.0);
             tracing::warn!(
                 producer,
                 sequence,
@@ -414,7 +413,7 @@ impl Subscription {
         item: Item,
         guard: &mut StreamGuard,
         cursor: &Cursor,
-        accepted: Option<u64>,
+        accepted: Option<UnixMicros>,
     ) -> Result<(), StreamEnd> {
         self.buffer.push(item).await?;
         self.report_duplicate(guard.advance(cursor, accepted), &cursor.producer);

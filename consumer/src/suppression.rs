@@ -21,7 +21,7 @@
 
 use std::{collections::HashSet, hash::Hasher, time::Duration};
 
-use proto::newest;
+use proto::{newest, units::UnixMicros};
 use siphasher::sip::SipHasher13;
 
 use crate::{
@@ -41,10 +41,10 @@ type Bucket = [u64; 3 * WAYS + 1];
 pub struct Suppression {
     interval: Duration,
     ttls: Ttls,
-    /// The current time in microseconds since the Unix epoch.
-    now: u64,
+    /// The current time.
+    now: UnixMicros,
     /// See [`set_deleted`](Self::set_deleted).
-    deleted: u64,
+    deleted: UnixMicros,
     keys: (u64, u64),
     buckets: Vec<Bucket>,
 }
@@ -119,22 +119,22 @@ impl Suppression {
         Self {
             interval,
             ttls,
-            now: 0,
-            deleted: 0,
+            now: UnixMicros(0),
+            deleted: UnixMicros(0),
             keys: (fastrand::u64(..), fastrand::u64(..)),
             buckets: vec![[0; 3 * WAYS + 1]; buckets],
         }
     }
 
-    /// Sets the current time, in microseconds since the Unix epoch. The store may have deleted cookies that have expired.
-    pub fn set_now(&mut self, unix_micros: u64) {
-        self.now = unix_micros;
+    /// Sets the current time. The store may have deleted cookies that have expired.
+    pub fn set_now(&mut self, now: UnixMicros) {
+        self.now = now;
     }
 
-    /// Sets the time up to which cookies of the next pair are deleted, in microseconds since the Unix epoch; 0 for none. Entries of
-    /// the pair from before that time do not count.
-    pub fn set_deleted(&mut self, unix_micros: u64) {
-        self.deleted = unix_micros;
+    /// Sets the time up to which cookies of the next pair are deleted; 0 for none. Entries of the pair
+    /// from before that time do not count.
+    pub fn set_deleted(&mut self, until: UnixMicros) {
+        self.deleted = until;
     }
 
     /// Records the next part of a batch's [`outcomes`]. Parts shorten the time that the table is locked. A batch must be
@@ -192,8 +192,7 @@ impl Suppression {
         let ttl = self.ttls.shortest(cookie.dsp_id);
         let interval = self.interval.min(ttl / 2);
         let is_recent = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
-        let stored = u64::from(entry.second) * 1_000_000;
-        is_recent && stored >= before(self.now, ttl)
+        is_recent && entry.stored() >= before(self.now, ttl)
     }
 }
 
@@ -203,7 +202,7 @@ impl DedupFilter for Suppression {
             return [0; 2];
         }
         let mut hasher = SipHasher13::new_with_keys(self.keys.0, self.keys.1);
-        hasher.write_u32(cookie.dsp_id);
+        hasher.write_u32(cookie.dsp_id.0);
         hasher.write(cookie.user_id);
         // A separator, which no user id contains.
         hasher.write_u8(0);
@@ -236,7 +235,7 @@ impl DedupFilter for Suppression {
         let bucket = &self.buckets[bucket_at];
         let (at, is_known) = match find(bucket, fingerprint) {
             None => (oldest(bucket), false),
-            Some((at, known)) if u64::from(known.second) * 1_000_000 <= self.deleted => (at, false),
+            Some((at, known)) if known.stored() <= self.deleted => (at, false),
             Some((at, known)) => {
                 let is_stored = known.state == EntryState::STORED;
                 if is_stored && known.value == fingerprint[1] && self.is_fresh(&known, cookie) {
@@ -280,6 +279,11 @@ impl PairEntry {
             newest_millis: u32::try_from(since).unwrap_or(u32::MAX),
             ..self
         }
+    }
+
+    /// Acceptance time in the resolution of the table.
+    fn stored(&self) -> UnixMicros {
+        UnixMicros(u64::from(self.second) * 1_000_000)
     }
 
     /// Acceptance time of the newest duplicate, in milliseconds since the Unix epoch.
@@ -343,11 +347,11 @@ fn split(word: u64) -> (u32, u32) {
 }
 
 fn second(cookie: &BatchCookie<'_>) -> u32 {
-    u32::try_from(cookie.accepted_unix_micros / 1_000_000).map_or(u32::MAX, |second| second.max(1))
+    u32::try_from(cookie.accepted.0 / 1_000_000).map_or(u32::MAX, |second| second.max(1))
 }
 
 fn millis(cookie: &BatchCookie<'_>) -> u64 {
-    cookie.accepted_unix_micros / 1000
+    cookie.accepted.0 / 1000
 }
 
 #[cfg(test)]

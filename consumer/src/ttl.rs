@@ -12,13 +12,17 @@ use std::{
 };
 
 use parking_lot::RwLock;
-use proto::{limits::CONTRACTS_MAX, v1::TimesToLive};
+use proto::{
+    limits::CONTRACTS_MAX,
+    units::{DspId, UnixMicros},
+    v1::TimesToLive,
+};
 
 /// TTLs of cookies, counted from acceptance. Clones share the reports.
 #[derive(Debug, Clone)]
 pub struct Ttls {
     default: Duration,
-    by_dsp: BTreeMap<u32, Duration>,
+    by_dsp: BTreeMap<DspId, Duration>,
     /// `None` if reports are ignored.
     reported: Option<Arc<ReportedTtls>>,
 }
@@ -37,14 +41,14 @@ struct Reports {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Report {
-    by_dsp: BTreeMap<u32, Duration>,
+    by_dsp: BTreeMap<DspId, Duration>,
     /// The TTL of all other DSPs.
     others: Option<Duration>,
 }
 
 impl Ttls {
     /// Creates TTLs: those in `by_dsp`, and `default` for all other DSPs.
-    pub fn new(default: Duration, by_dsp: BTreeMap<u32, Duration>) -> Self {
+    pub fn new(default: Duration, by_dsp: BTreeMap<DspId, Duration>) -> Self {
         Self {
             default,
             by_dsp,
@@ -63,7 +67,7 @@ impl Ttls {
     }
 
     /// The TTL of a DSP's cookies.
-    pub fn of(&self, dsp_id: u32) -> Duration {
+    pub fn of(&self, dsp_id: DspId) -> Duration {
         let configured = self.configured(dsp_id);
         let reported = self.reported.as_ref().and_then(|it| {
             let reported = it.reports.read().longest.of(dsp_id)?;
@@ -73,13 +77,13 @@ impl Ttls {
     }
 
     /// The shortest TTL of a DSP's cookies that any report can cause.
-    pub fn shortest(&self, dsp_id: u32) -> Duration {
+    pub fn shortest(&self, dsp_id: DspId) -> Duration {
         let configured = self.configured(dsp_id);
         let floor = self.reported.as_ref().map(|it| it.floor);
         floor.map_or(configured, |floor| floor.min(configured))
     }
 
-    fn configured(&self, dsp_id: u32) -> Duration {
+    fn configured(&self, dsp_id: DspId) -> Duration {
         self.by_dsp.get(&dsp_id).copied().unwrap_or(self.default)
     }
 
@@ -89,8 +93,8 @@ impl Ttls {
         named.fold(self.default, Duration::max)
     }
 
-    /// Cookies of `dsp_id` accepted before the returned time have expired at `now`. Both are in microseconds since the Unix epoch.
-    pub fn expired_before(&self, dsp_id: u32, now: u64) -> u64 {
+    /// Cookies of `dsp_id` accepted before the returned time have expired at `now`.
+    pub fn expired_before(&self, dsp_id: DspId, now: UnixMicros) -> UnixMicros {
         before(now, self.of(dsp_id))
     }
 
@@ -133,7 +137,7 @@ impl Reports {
 }
 
 impl Report {
-    fn of(&self, dsp_id: u32) -> Option<Duration> {
+    fn of(&self, dsp_id: DspId) -> Option<Duration> {
         self.by_dsp.get(&dsp_id).copied().or(self.others)
     }
 }
@@ -144,16 +148,16 @@ impl From<&TimesToLive> for Report {
         let dsps = message.dsps.iter().take(CONTRACTS_MAX);
         Self {
             by_dsp: dsps
-                .filter_map(|it| Some((it.dsp_id, ttl(it.seconds)?)))
+                .filter_map(|it| Some((DspId(it.dsp_id), ttl(it.seconds)?)))
                 .collect(),
             others: ttl(message.other_seconds),
         }
     }
 }
 
-/// `now` minus `age`, in microseconds since the Unix epoch.
-pub(crate) fn before(now: u64, age: Duration) -> u64 {
-    now.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX))
+/// `now` minus `age`.
+pub(crate) fn before(now: UnixMicros, age: Duration) -> UnixMicros {
+    now.before(u64::try_from(age.as_micros()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -166,14 +170,18 @@ mod tests {
 
     #[test]
     fn dsp_ttl_overrides_the_default() {
-        let ttls = Ttls::new(14 * DAY, [(17, 7 * DAY), (3, 30 * DAY)].into());
+        let ttls = Ttls::new(
+            14 * DAY,
+            [(DspId(17), 7 * DAY), (DspId(3), 30 * DAY)].into(),
+        );
         assert_eq!(
-            [1, 3, 17].map(|dsp| ttls.of(dsp) / 86_400),
+            [1, 3, 17].map(|dsp| ttls.of(DspId(dsp)) / 86_400),
             [14, 30, 7].map(Duration::from_secs)
         );
         assert_eq!(ttls.max(), 30 * DAY);
-        assert_eq!(ttls.expired_before(17, 604_801_000_000), 1_000_000);
-        assert_eq!(ttls.expired_before(17, 5), 0);
+        let expired_before = |now| ttls.expired_before(DspId(17), UnixMicros(now)).0;
+        assert_eq!(expired_before(604_801_000_000), 1_000_000);
+        assert_eq!(expired_before(5), 0);
     }
 
     fn report(ttls: &Ttls, producer: u8, dsps: &[(u32, u64)], other_days: u64) -> bool {
@@ -191,13 +199,13 @@ mod tests {
     #[track_caller]
     fn check(ttls: &Ttls, expected: &[(u32, u32)]) {
         for (dsp_id, days) in expected {
-            assert_eq!(ttls.of(*dsp_id), *days * DAY, "of DSP {dsp_id}");
+            assert_eq!(ttls.of(DspId(*dsp_id)), *days * DAY, "of DSP {dsp_id}");
         }
     }
 
     #[test]
     fn report_shortens_a_ttl_but_not_below_the_floor() {
-        let configured = || Ttls::new(14 * DAY, [(17, 7 * DAY), (3, 2 * DAY)].into());
+        let configured = || Ttls::new(14 * DAY, [(DspId(17), 7 * DAY), (DspId(3), 2 * DAY)].into());
         let ignoring = configured();
         assert!(!report(&ignoring, 1, &[(1, 5)], 5));
         check(&ignoring, &[(1, 14), (17, 7)]);
@@ -220,10 +228,10 @@ mod tests {
         );
         check(&shared, &[(3, 2)]);
         assert_eq!(
-            [1, 3, 17].map(|dsp| shared.shortest(dsp)),
+            [1, 3, 17].map(|dsp| shared.shortest(DspId(dsp))),
             [3 * DAY, 2 * DAY, 3 * DAY]
         );
-        assert_eq!(ignoring.shortest(1), 14 * DAY);
+        assert_eq!(ignoring.shortest(DspId(1)), 14 * DAY);
         assert_eq!(shared.reported_dsps(), 5);
         assert_eq!(shared.max(), 14 * DAY, "the TTL of cursors");
         assert!(!report(&ttls, 1, &dsps, 0), "unchanged");

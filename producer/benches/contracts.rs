@@ -12,7 +12,7 @@ use producer::{
     },
     edge::query::{Query, Scratch},
 };
-use proto::wire::CookieRef;
+use proto::{units::DspId, wire::CookieRef};
 
 /// Requests per call of a measured function.
 const ITEMS: usize = 10_000;
@@ -42,7 +42,7 @@ fn check(bencher: Bencher<'_, '_>, keys: &str) {
     let requests = buyer_uids();
     bencher.counter(ItemsCount::new(ITEMS)).bench_local(|| {
         for (dsp_id, uid) in &requests {
-            black_box(contracts.decide(contracts.of(*dsp_id), uid, None));
+            black_box(contracts.decide(contracts.of(DspId(*dsp_id)), uid, None));
         }
     });
 }
@@ -60,7 +60,7 @@ fn redirect(bencher: Bencher<'_, '_>) {
             output.clear();
             let cookie = CookieRef {
                 user_id: "0123456789abcdef0123",
-                dsp_id: *dsp_id,
+                dsp_id: DspId(*dsp_id),
                 buyer_uid: uid,
                 age_micros: 0,
             };

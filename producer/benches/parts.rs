@@ -18,7 +18,10 @@ use producer::{
     inlet::Inlet,
     log::{AppendBatch, Config, Delivery, Log, Reader},
 };
-use proto::wire::{ChunkRef, CookieRef};
+use proto::{
+    units::{DspId, Epoch, Sequence},
+    wire::{ChunkRef, CookieRef},
+};
 use runtime::reload::{NamedFile, Reloader};
 
 /// Items per call of a measured function; `.ci/instructions` divides by it.
@@ -188,7 +191,7 @@ impl SampleCookie {
     fn cookie(&self) -> CookieRef<'_> {
         CookieRef {
             user_id: &self.0,
-            dsp_id: self.1,
+            dsp_id: DspId(self.1),
             buyer_uid: &self.2,
             age_micros: 0,
         }
@@ -205,7 +208,7 @@ impl SampleCookie {
 /// A log that seals by size only, because its timers do not run.
 fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
     Log::new(Config {
-        epoch: 1,
+        epoch: Epoch(1),
         bytes_max,
         chunk_bytes,
         chunk_age: Duration::from_millis(10),
@@ -226,7 +229,7 @@ fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
 }
 
 /// A log with `CHUNKS` chunks, and its oldest sequence number.
-fn full_log() -> (Log, u64) {
+fn full_log() -> (Log, Sequence) {
     let log = log(proto::limits::CHUNK_BYTES_MIN, usize::MAX);
     let synced = SampleCookie::many();
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
@@ -297,7 +300,7 @@ fn read(bencher: Bencher<'_, '_>, readers: usize) {
         .counter(ItemsCount::new(ITEMS))
         .with_inputs(|| -> Vec<Reader> {
             (0..ITEMS / CHUNKS)
-                .map(|_| log.reader(first, u64::MAX, 0))
+                .map(|_| log.reader(first, u64::MAX, Sequence(0)))
                 .collect()
         })
         .bench_local_refs(|all| {
@@ -312,7 +315,7 @@ fn messages(bencher: Bencher<'_, '_>) {
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
     let synced = SampleCookie::many();
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
-    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     fill(&log, &cookies);
     log.close();
     let mut chunks: Vec<ChunkRef> = Vec::new();

@@ -151,7 +151,7 @@ impl App {
         };
         app.services.serve_admin(ports.admin, readiness)?;
         tracing::info!(
-            producer = %parts.producer_id, epoch = app.log.epoch(),
+            producer = %parts.producer_id, epoch = app.log.epoch().0,
             http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             api = addresses.api.map(tracing::field::display),
             memory_bytes_max = memory::bytes_max(&config),

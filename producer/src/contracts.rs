@@ -20,6 +20,7 @@ use limits::rules::Rules;
 use proto::{
     ids::hygiene::Flaw,
     limits::BUYER_UID_BYTES_MAX,
+    units::DspId,
     v1::{DspTimeToLive, TimesToLive},
 };
 use regex::Regex;
@@ -30,9 +31,9 @@ use self::{answer::Answer, redirect::Template};
 /// The contracts of a file.
 #[derive(Debug)]
 pub struct Contracts {
-    by_dsp: HashMap<u32, Contract, RandomState>,
+    by_dsp: HashMap<DspId, Contract, RandomState>,
     /// The DSPs by name, in lower case.
-    pub(crate) by_name: HashMap<String, u32, RandomState>,
+    pub(crate) by_name: HashMap<String, DspId, RandomState>,
     /// The contract of all other DSPs.
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
@@ -158,7 +159,7 @@ impl Contracts {
     }
 
     /// The contract that applies to a DSP.
-    pub fn of(&self, dsp_id: u32) -> &Contract {
+    pub fn of(&self, dsp_id: DspId) -> &Contract {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
     }
 
@@ -171,7 +172,7 @@ impl Contracts {
     pub fn times_to_live(&self) -> TimesToLive {
         let seconds = |contract: &Contract| contract.ttl.map_or(0, |ttl| ttl.as_secs());
         let dsps = self.listed().map(|(dsp_id, contract)| DspTimeToLive {
-            dsp_id,
+            dsp_id: dsp_id.0,
             seconds: seconds(contract),
         });
         let mut dsps: Vec<_> = dsps.filter(|dsp| dsp.seconds > 0).collect();
@@ -183,19 +184,19 @@ impl Contracts {
     }
 
     /// Whether scripts of pages from this origin may read the responses to the syncs of a DSP, which may be missing or invalid.
-    pub fn are_readable_by(&self, origin: &[u8], dsp_id: Option<u32>) -> bool {
+    pub fn are_readable_by(&self, origin: &[u8], dsp_id: Option<DspId>) -> bool {
         let contract = dsp_id.map_or(&self.unlisted, |dsp_id| self.of(dsp_id));
         let mut listed = contract.origins.iter();
         contract.answer == Answer::Json && listed.any(|listed| listed.as_bytes() == origin)
     }
 
     /// Whether the contracts file lists the DSP.
-    pub fn lists(&self, dsp_id: u32) -> bool {
+    pub fn lists(&self, dsp_id: DspId) -> bool {
         self.by_dsp.contains_key(&dsp_id)
     }
 
     /// The DSPs that the contracts file lists.
-    pub fn listed(&self) -> impl ExactSizeIterator<Item = (u32, &Contract)> {
+    pub fn listed(&self) -> impl ExactSizeIterator<Item = (DspId, &Contract)> {
         self.by_dsp
             .iter()
             .map(|(dsp_id, contract)| (*dsp_id, contract))

@@ -33,7 +33,7 @@ use metric_defs::producer::{
     CONTRACTS_REFUSED_VERSION, CONTRACTS_VERSION, DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE,
 };
 use parking_lot::Mutex;
-use proto::limits::CONTRACTS_MAX;
+use proto::{limits::CONTRACTS_MAX, units::DspId};
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
 use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection, verdict::Verdict};
@@ -67,7 +67,7 @@ const OBSERVED: [Rejection; 5] = [
 ];
 
 /// Represents an invalid DSP id; no DSP has this id.
-const NONE: u32 = 0;
+const NONE: DspId = DspId::NONE;
 const NONE_LABEL: &str = "none";
 
 /// A connection's handle to the table of DSPs.
@@ -89,7 +89,7 @@ struct DspTable {
     /// 1 at the start, incremented by each reload; 0 without a contracts file.
     contracts_version: u64,
     /// Listed DSPs, or without a list the first DSPs seen.
-    series: HashMap<u32, Arc<Series>, RandomState>,
+    series: HashMap<DspId, Arc<Series>, RandomState>,
 }
 
 impl DspTable {
@@ -102,7 +102,7 @@ impl DspTable {
 /// Requests of one batch that are not counted yet.
 #[derive(Debug)]
 pub struct Tally {
-    dsps: [u32; TALLY_MAX],
+    dsps: [DspId; TALLY_MAX],
     outcomes: [u8; TALLY_MAX],
     len: usize,
 }
@@ -129,7 +129,7 @@ impl Tally {
     /// # Panics
     /// When the tally is full.
     #[inline]
-    pub fn note(&mut self, dsp_id: u32, verdict: Verdict) {
+    pub fn note(&mut self, dsp_id: DspId, verdict: Verdict) {
         match verdict {
             Verdict::Record(observed) => {
                 self.note_observed(dsp_id, observed);
@@ -143,7 +143,7 @@ impl Tally {
     ///
     /// # Panics
     /// When the tally is full.
-    pub fn note_rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
+    pub fn note_rejected(&mut self, dsp_id: Option<DspId>, rejection: Rejection) {
         self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
     }
 
@@ -152,7 +152,7 @@ impl Tally {
     /// # Panics
     /// When the tally is full.
     #[inline]
-    pub fn note_observed(&mut self, dsp_id: u32, observed: [Option<Rejection>; 2]) {
+    pub fn note_observed(&mut self, dsp_id: DspId, observed: [Option<Rejection>; 2]) {
         for rejection in observed.into_iter().flatten() {
             if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
                 self.push(dsp_id, WOULD_REFUSE + index);
@@ -161,12 +161,12 @@ impl Tally {
     }
 
     /// The DSP of the newest request; `None` if it was invalid.
-    pub fn last_dsp(&self) -> Option<u32> {
+    pub fn last_dsp(&self) -> Option<DspId> {
         let last = self.dsps[..self.len].last();
         last.copied().filter(|&dsp_id| dsp_id != NONE)
     }
 
-    fn push(&mut self, dsp_id: u32, outcome: usize) {
+    fn push(&mut self, dsp_id: DspId, outcome: usize) {
         let outcome = u8::try_from(outcome).expect("fewer than 256 outcomes");
         self.dsps[self.len] = dsp_id;
         self.outcomes[self.len] = outcome;
@@ -277,7 +277,7 @@ impl Dsps {
             if table.series.len() + contracts.listed().len() > SERIES_MAX {
                 // Keep the DSPs that this reload removes: a batch in progress may still count for them.
                 let before = Arc::clone(&table.contracts);
-                let is_old = |dsp_id: &u32| !before.lists(*dsp_id) && !contracts.lists(*dsp_id);
+                let is_old = |dsp_id: &DspId| !before.lists(*dsp_id) && !contracts.lists(*dsp_id);
                 for (_, removed) in table.series.extract_if(|dsp_id, _| is_old(dsp_id)) {
                     for (outcome, count) in removed.sums().into_iter().enumerate() {
                         shared.other.add(0, outcome, count);
@@ -389,7 +389,7 @@ impl DspsShared {
 
     /// Adds a series for a new DSP, if the table is open.
     #[cold]
-    fn add_series(&self, dsp_id: u32) {
+    fn add_series(&self, dsp_id: DspId) {
         self.change(|table| {
             // Another thread may have changed the table.
             if table.is_open() {

@@ -23,6 +23,7 @@ use std::{
 };
 
 use httparse::Header;
+use proto::units::DspId;
 use runtime::{
     listen::{self, Limits, Listener, Proxies, Stage, WatchedStream},
     tls::server::Handshakes,
@@ -279,7 +280,12 @@ impl Edge {
             && let Some(suppressed) = self.rejection_log.admit(read.read_at)
         {
             let dsp = matches!(outcome, Outcome::Rejected(..)).then(|| read.tally.last_dsp());
-            tracing::debug!(reason, dsp = dsp.flatten(), suppressed, "request rejected");
+            tracing::debug!(
+                reason,
+                dsp = dsp.flatten().map(|dsp_id| dsp_id.0),
+                suppressed,
+                "request rejected"
+            );
         }
     }
 
@@ -344,7 +350,7 @@ fn is_readable_by(
 
 /// Counts a rejected request, and begins its answer, if it has one.
 fn refused(
-    dsp_id: Option<u32>,
+    dsp_id: Option<DspId>,
     rejection: Rejection,
     answer: Option<Answer>,
     read: &mut ReadRequests<'_>,

@@ -49,7 +49,10 @@ use std::{
 };
 
 use prometheus::IntGauge;
-use proto::v1::{Cursor, Tail};
+use proto::{
+    units::{Epoch, Sequence},
+    v1::{Cursor, Tail},
+};
 use runtime::{metrics::Registry, unix_micros};
 
 use self::{
@@ -60,7 +63,7 @@ pub(crate) use self::{
     file::open_private,
     record::{fnv, fnv_after},
 };
-use crate::log::{Progress, Sequence};
+use crate::log::Progress;
 
 /// Number of sequence numbers that are reserved together.
 pub const BOUND_STEP: u64 = 1024;
@@ -77,7 +80,7 @@ const EPOCH_RANDOM_BITS: u32 = 16;
 /// The current epoch and the recorded ends of earlier epochs.
 #[derive(Debug, Clone)]
 pub struct EpochHistory {
-    epoch: u64,
+    epoch: Epoch,
     earlier: Vec<RecordEntry>,
     /// Another process may remove it.
     file: Option<Arc<RecordFile>>,
@@ -102,7 +105,7 @@ pub struct CurrentEpoch {
 pub fn begin(
     dir: &Path,
     id: &str,
-    candidate: u64,
+    candidate: Epoch,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, Option<CurrentEpoch>)> {
     let recorded: IntGauge = registry.add(metric_defs::producer::EPOCH_HISTORY_RECORDED)?;
@@ -129,18 +132,18 @@ pub fn begin(
 /// Opens and locks the record, and adds the current epoch.
 fn open(
     path: &Path,
-    candidate: u64,
+    candidate: Epoch,
     recorded: &IntGauge,
 ) -> anyhow::Result<(EpochHistory, CurrentEpoch)> {
     let file = Arc::new(RecordFile::open(path)?);
     let mut earlier = file.read()?;
-    let newest = earlier.last().map_or(0, |entry| entry.epoch);
-    let epoch = candidate.max(newest.saturating_add(1));
+    let newest = earlier.last().map_or(0, |entry| entry.epoch.0);
+    let epoch = candidate.max(Epoch(newest.saturating_add(1)));
     earlier.drain(..(earlier.len() + 1).saturating_sub(EPOCHS_MAX));
     let mut entries = earlier.clone();
     entries.push(RecordEntry {
         epoch,
-        end: 0,
+        end: Sequence(0),
         is_exact: false,
     });
     file.write(&entries)?;
@@ -172,7 +175,7 @@ fn remove(path: &Path) {
 
 impl EpochHistory {
     /// The current epoch.
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
@@ -180,12 +183,12 @@ impl EpochHistory {
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
         let is_usable = !self.file.as_ref()?.is_removed();
         let mut epochs = self.earlier.iter();
-        let at = epochs.position(|entry| entry.epoch == cursor.epoch);
+        let at = epochs.position(|entry| entry.epoch.0 == cursor.epoch);
         let missed = &self.earlier[at.filter(|_| is_usable)?..];
         let (mut cookies_max, mut received) = (0_u64, cursor.sequence);
         for entry in missed {
             // Unknown if the cursor is beyond the recorded end.
-            cookies_max = cookies_max.checked_add(entry.end.checked_sub(received)?)?;
+            cookies_max = cookies_max.checked_add(entry.end.0.checked_sub(received)?)?;
             received = 0;
         }
         let exact = missed.iter().all(|entry| entry.is_exact);
@@ -195,7 +198,7 @@ impl EpochHistory {
 
 impl Progress for CurrentEpoch {
     fn reserve(&mut self, last: Sequence) -> Sequence {
-        self.update(last.saturating_add(BOUND_STEP), false)
+        self.update(Sequence(last.0.saturating_add(BOUND_STEP)), false)
     }
 
     fn settle(&mut self, last: Sequence) -> Sequence {
@@ -232,15 +235,15 @@ impl CurrentEpoch {
 }
 
 /// The epoch of a run that starts now.
-pub(crate) fn new_epoch() -> u64 {
+pub(crate) fn new_epoch() -> Epoch {
     // Seeded by the system for each process.
     epoch_at(unix_micros(), RandomState::new().hash_one(0))
 }
 
-fn epoch_at(now: u64, random: u64) -> u64 {
+fn epoch_at(now: u64, random: u64) -> Epoch {
     let mask = (1 << EPOCH_RANDOM_BITS) - 1;
     // Never 0, which means no epoch.
-    ((now & !mask) | (random & mask)).max(1)
+    Epoch(((now & !mask) | (random & mask)).max(1))
 }
 
 /// File name of the record of a producer: readable, and unique per id.

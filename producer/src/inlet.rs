@@ -27,6 +27,7 @@
 //! All connections share one lock. If there are limits, it is taken once per read, for a lookup and a reservation per cookie
 //! (`cargo bench -p producer` measures it). The release task wakes when a cookie is due, or to check for new limits.
 
+mod clock;
 mod cookie_table;
 mod counters;
 mod dsp_limits;
@@ -49,7 +50,7 @@ use std::{
 use anyhow::Context as _;
 use limits::rules::{Mode, Rules, Unknown};
 use parking_lot::{Mutex, MutexGuard};
-use runtime::unix_micros;
+use proto::units::{Sequence, UnixMicros};
 use tokio::{
     sync::{Notify, oneshot},
     task::spawn_blocking,
@@ -59,16 +60,17 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::metrics::register;
 use self::{
+    clock::{MonotonicClock, MonotonicNanos, nanos},
     cookie_table::QueuedCookie,
     counters::CookieOutcome,
     dsp_limits::{DspLimits, RELEASE_BATCH_MAX},
-    queue::{Admission, nanos},
+    queue::Admission,
     sharing::LeasedShares,
     spool::Spool,
 };
 use crate::{
     contracts::file::{ContractsFile, NO_LIMITS},
-    log::{AppendBatch, Closed, Deletion, Log, Sequence},
+    log::{AppendBatch, Closed, Deletion, Log},
 };
 
 /// How often [`Inlet::run`] checks for new limits while no cookie is due.
@@ -88,8 +90,7 @@ struct InletShared {
     /// The limits; without a file, there are none.
     file: Option<ContractsFile>,
     spool: Option<Spool>,
-    started: Instant,
-    started_unix_nanos: u64,
+    clock: MonotonicClock,
     wake: Notify,
     /// There are neither limits nor queued cookies, so cookies need no lock.
     is_idle: AtomicBool,
@@ -101,11 +102,11 @@ struct InletState {
     dsp_limits: DspLimits,
     rules: Arc<Rules>,
     /// When [`Inlet::run`] wakes next.
-    next_wake: u64,
+    next_wake: MonotonicNanos,
     /// This producer's shares in shared limits.
     leased: Option<LeasedShares>,
     /// When the current shares must be computed again.
-    shares_expire_at: u64,
+    shares_expire_at: MonotonicNanos,
     is_draining: bool,
 }
 
@@ -129,21 +130,20 @@ impl Inlet {
         let rules = current_rules(file.as_ref());
         let sharing = rules.sharing.as_ref();
         let leased = sharing.map(|it| LeasedShares::new(it, name));
-        let started_unix_nanos = unix_micros().saturating_mul(1000);
+        let clock = MonotonicClock::start(UnixMicros(runtime::unix_micros()));
         let inlet = Self {
             shared: Arc::new(InletShared {
                 state: Mutex::new(InletState {
-                    dsp_limits: DspLimits::new(&rules, started_unix_nanos),
+                    dsp_limits: DspLimits::new(&rules, clock.at(Instant::now())),
                     rules,
-                    next_wake: u64::MAX,
+                    next_wake: MonotonicNanos::NEVER,
                     leased,
-                    shares_expire_at: 0,
+                    shares_expire_at: MonotonicNanos::PAST,
                     is_draining: false,
                 }),
                 log,
                 spool,
-                started: Instant::now(),
-                started_unix_nanos,
+                clock,
                 wake: Notify::new(),
                 is_idle: AtomicBool::new(file.is_none()),
                 file,
@@ -159,16 +159,8 @@ impl Inlet {
         &self.shared.log
     }
 
-    /// The time of an instant by the clock of the limits: Unix time in nanoseconds at the start, and monotonic from there.
-    fn nanos(&self, instant: Instant) -> u64 {
-        let elapsed = instant.saturating_duration_since(self.shared.started);
-        self.shared
-            .started_unix_nanos
-            .saturating_add(nanos(elapsed))
-    }
-
-    fn now(&self) -> u64 {
-        self.nanos(Instant::now())
+    fn now(&self) -> MonotonicNanos {
+        self.shared.clock.at(Instant::now())
     }
 
     /// Appends the cookies of a batch that are within their limits to the log, and copies others into their queues. Empties the
@@ -185,7 +177,7 @@ impl Inlet {
             self.shared.log.append(batch)?;
             return Ok(0);
         }
-        let now = self.nanos(read_at);
+        let now = self.shared.clock.at(read_at);
         let mut state = self.state();
         self.update_shares(&mut state);
         let log = &self.shared.log;
@@ -195,15 +187,15 @@ impl Inlet {
             let mut is_queued = false;
             let aged_at = batch.aged_at();
             batch.retain(|cookie| {
-                let unix_micros = || aged_at.unwrap_or_else(|| log.unix_micros());
-                let admission = state.dsp_limits.offer(cookie, now, unix_micros);
+                let log_now = || aged_at.unwrap_or_else(|| log.now());
+                let admission = state.dsp_limits.offer(cookie, now, log_now);
                 is_queued |= admission == Admission::Queued;
                 dropped += u64::from(admission == Admission::Dropped);
                 admission == Admission::Release
             });
             if is_queued && state.dsp_limits.due() < state.next_wake {
                 // Prevents further notifications until the task has run.
-                state.next_wake = 0;
+                state.next_wake = MonotonicNanos::PAST;
                 self.shared.wake.notify_one();
             }
         }
@@ -268,18 +260,18 @@ impl Inlet {
         append(&self.shared.log, &released).expect(OPEN);
         let is_idle = state.rules.limits.is_empty() && state.dsp_limits.held() == 0;
         self.shared.is_idle.store(is_idle, Ordering::Relaxed);
-        let wait = state.dsp_limits.due().saturating_sub(now);
+        let wait = state.dsp_limits.due().since(now);
         let wait = wait.min(nanos(POLL_INTERVAL));
-        state.next_wake = now.saturating_add(wait);
+        state.next_wake = now.after(wait);
         Duration::from_nanos(wait)
     }
 
-    fn update_rules(&self, state: &mut InletState, now: u64) {
+    fn update_rules(&self, state: &mut InletState, now: MonotonicNanos) {
         let newest = current_rules(self.shared.file.as_ref());
         if !Arc::ptr_eq(&newest, &state.rules) {
             state.dsp_limits.set_rules(&newest, now);
             state.rules = newest;
-            state.shares_expire_at = 0;
+            state.shares_expire_at = MonotonicNanos::PAST;
             if let Some(leased) = &state.leased {
                 leased.lease.refresh_now();
             }
@@ -300,7 +292,7 @@ impl Inlet {
         let cookies = Arc::new(cookies);
         let is_spooled = match &self.shared.spool {
             Some(spool) if count > 0 => {
-                write_spool(spool, Arc::clone(&cookies), log.unix_micros(), deadline)
+                write_spool(spool, Arc::clone(&cookies), log.now(), deadline)
                     .await
                     .inspect_err(|error| {
                         let path = spool.path.display();
@@ -341,11 +333,10 @@ impl Inlet {
             return;
         };
         let now = self.now();
-        let restored = spool.read(|cookie, accepted_unix_micros| {
-            let age = self.shared.log.unix_micros();
-            let age = age.saturating_sub(accepted_unix_micros);
-            let accepted = now.saturating_sub(age.saturating_mul(1000));
-            QueuedCookie::new(&cookie, accepted_unix_micros, accepted)
+        let restored = spool.read(|cookie, accepted| {
+            let age_micros = self.shared.log.now().since(accepted);
+            let accepted_at = now.before(age_micros.saturating_mul(1000));
+            QueuedCookie::new(&cookie, accepted, accepted_at)
         });
         let restored = restored.unwrap_or_default();
         if restored.is_empty() {
@@ -384,7 +375,7 @@ fn append<'a>(
 ) -> Result<(), Closed> {
     let cookies = cookies
         .into_iter()
-        .map(|queued| (queued.cookie(), queued.accepted_unix_micros));
+        .map(|queued| (queued.cookie(), queued.accepted));
     log.append_accepted(cookies)
 }
 
@@ -395,7 +386,7 @@ fn append<'a>(
 async fn write_spool(
     spool: &Spool,
     cookies: Arc<Vec<QueuedCookie>>,
-    now: u64,
+    now: UnixMicros,
     deadline: tokio::time::Instant,
 ) -> io::Result<()> {
     let unfinished = spool.clone();

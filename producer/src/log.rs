@@ -21,7 +21,7 @@
 //!   appended late has an age relative to that time ([`Log::append_accepted`]).
 //! - The time of a cookie is its acceptance time, or is earlier by at most the maximum chunk age. This is
 //!   [`Config::chunk_age`] if the chunk already had 2 KiB, otherwise three times as much. A cookie is accepted when an append
-//!   reads the clock under the lock, or when [`Log::unix_micros`] is called for it. A late sealing task cannot exceed the
+//!   reads the clock under the lock, or when [`Log::now`] is called for it. A late sealing task cannot exceed the
 //!   maximum, because each append compares the clock with the time of the open chunk. Consumers rely on this maximum to
 //!   compare times of different producers.
 //! - There are two locks, always taken in the order *open*, *ring*. Readers take only *ring*, for a few instructions, and are
@@ -50,6 +50,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use proto::units::{Epoch, Sequence, UnixMicros};
 use tokio::sync::{Notify, watch};
 
 use self::seal::{Open, SealCounts};
@@ -62,14 +63,11 @@ pub use self::{
 };
 use crate::locks::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
-/// Number of a cookie within an epoch; the first is 1.
-pub type Sequence = u64;
-
 /// Size of a log, and when it seals chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     /// Identifies this run of the producer.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Maximum bytes of the ring.
     pub bytes_max: usize,
     /// Maximum size of a chunk message in bytes; see [`proto::limits::CHUNK_BYTES_DEFAULT`].
@@ -99,7 +97,7 @@ struct LogShared {
     ring: RwLock<Ring>,
     /// Wakes readers.
     head: watch::Sender<Head>,
-    /// The latest time returned or used, in microseconds since the Unix epoch.
+    /// The latest [`UnixMicros`] returned or used.
     latest: AtomicU64,
     /// Wakes the sealing task when a cookie is appended to an empty buffer.
     opened: Notify,
@@ -161,7 +159,7 @@ impl Log {
     /// An empty log that reports its progress to `progress`.
     pub fn with_progress(config: Config, progress: Option<Box<dyn Progress>>) -> Self {
         let head = Head {
-            next: 1,
+            next: Sequence(1),
             beat: 0,
             closed: false,
         };
@@ -181,14 +179,15 @@ impl Log {
     }
 
     /// The epoch of all sequence numbers.
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> Epoch {
         self.shared.config.epoch
     }
 
-    /// The current time of this log, in microseconds since the Unix epoch: the system time, but never decreasing. It is the
-    /// acceptance time of cookies that are appended later by [`append_accepted`](Self::append_accepted). Takes no lock.
-    pub fn unix_micros(&self) -> u64 {
-        self.shared.unix_micros()
+    /// The current time of this log: the system time, but never decreasing. It is the acceptance time of cookies that are
+    /// appended later by [`append_accepted`](Self::append_accepted). Takes no lock.
+    pub fn now(&self) -> UnixMicros {
+        self.shared
+            .advance_clock(UnixMicros(runtime::unix_micros()))
     }
 
     /// The sequence numbers that readers can read now.
@@ -224,7 +223,7 @@ impl Log {
         let ring = self.shared.ring();
         Stats {
             span: ring.span(),
-            appended: open.appended(),
+            appended: open.newest().0,
             last_deletion: open.last_deletion,
             sealed: open.sealed,
             bytes: ring.bytes,
@@ -245,18 +244,16 @@ impl LogShared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unix_micros(&self) -> u64 {
-        self.advance_clock(runtime::unix_micros())
-    }
-
     /// Advances the clock of the log to `now` unless it is later already; returns it.
-    fn advance_clock(&self, now: u64) -> u64 {
-        self.latest.fetch_max(now, Ordering::Relaxed).max(now)
+    fn advance_clock(&self, now: UnixMicros) -> UnixMicros {
+        let latest = self.latest.fetch_max(now.0, Ordering::Relaxed);
+        now.max(UnixMicros(latest))
     }
 
-    /// Like [`unix_micros`](Self::unix_micros), but without advancing the clock.
-    fn now(&self) -> u64 {
-        runtime::unix_micros().max(self.latest.load(Ordering::Relaxed))
+    /// Like [`Log::now`], but without advancing the clock.
+    fn now(&self) -> UnixMicros {
+        let latest = self.latest.load(Ordering::Relaxed);
+        UnixMicros(runtime::unix_micros().max(latest))
     }
 
     fn ring(&self) -> RwLockReadGuard<'_, Ring> {
@@ -306,7 +303,10 @@ impl Ring {
                 next: newest.last() + 1,
             },
             // No chunk was pushed yet; the newest is never evicted.
-            _ => Span { oldest: 1, next: 1 },
+            _ => Span {
+                oldest: Sequence(1),
+                next: Sequence(1),
+            },
         }
     }
 

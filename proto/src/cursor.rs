@@ -2,25 +2,27 @@
 
 use std::cmp::Ordering;
 
+use crate::units::{Epoch, Sequence};
+
 /// Position of a client on a producer: the newest sequence number that it has of an epoch, or 0.
 ///
 /// Positions of one epoch are ordered by sequence number. Positions of different epochs have no order.
 ///
 /// ```
-/// use cookiesync_proto::cursor::Position;
+/// use cookiesync_proto::{cursor::Position, units::{Epoch, Sequence}};
 ///
-/// let old = Position { epoch: 7, sequence: 100 };
-/// let new = Position { epoch: 7, sequence: 101 };
-/// let other_epoch = Position { epoch: 8, sequence: 1 };
+/// let old = Position { epoch: Epoch(7), sequence: Sequence(100) };
+/// let new = Position { sequence: Sequence(101), ..old };
+/// let other_epoch = Position { epoch: Epoch(8), ..old };
 /// assert!(new > old);
 /// assert_eq!(new.partial_cmp(&other_epoch), None);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// The epoch.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The newest sequence number that need not be resent.
-    pub sequence: u64,
+    pub sequence: Sequence,
 }
 
 impl PartialOrd for Position {
@@ -35,7 +37,10 @@ mod tests {
 
     #[test]
     fn positions_compare_only_within_an_epoch() {
-        let at = |epoch, sequence| Position { epoch, sequence };
+        let at = |epoch, sequence| Position {
+            epoch: Epoch(epoch),
+            sequence: Sequence(sequence),
+        };
         for (one, other, expected) in [
             (at(1, 5), at(1, 4), Some(Ordering::Greater)),
             (at(1, 5), at(1, 5), Some(Ordering::Equal)),

@@ -15,7 +15,6 @@
 //! use cookiesync_proto::ids::{self, InvalidId};
 //!
 //! assert!(ids::is_user_id(b"alice"));
-//! assert!(!ids::is_dsp_id(0));
 //! assert_eq!(ids::check_buyer_uid("two\nlines", 256), Err(InvalidId::Character));
 //! ```
 
@@ -52,12 +51,6 @@ pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, Invalid
         return Err(InvalidId::Character);
     }
     std::str::from_utf8(value).map_err(|_| InvalidId::Character)
-}
-
-/// Whether this number is a valid DSP id.
-#[inline]
-pub const fn is_dsp_id(id: u32) -> bool {
-    id > 0
 }
 
 /// Validates a buyer uid of at most `bytes_max` bytes, which must not exceed [`BUYER_UID_BYTES_MAX`].
@@ -169,12 +162,6 @@ mod tests {
         }
         assert_eq!(check_user_cookie(b"uuu", 2), Err(InvalidId::TooLong));
         assert_eq!(check_user_cookie(b"uu", 2), Ok("uu"));
-    }
-
-    #[test]
-    fn dsp_id_is_not_zero() {
-        assert!(!is_dsp_id(0));
-        assert!(is_dsp_id(1) && is_dsp_id(u32::MAX));
     }
 
     #[test]

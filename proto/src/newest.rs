@@ -1,7 +1,7 @@
 //! Newest wins: which of two cookies of one (user, DSP) pair replaces the other.
 //!
 //! The cookie accepted later wins. The acceptance time of a cookie is the time of its chunk minus the age of the cookie
-//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)). If both times are
+//! ([`CookieRef::accepted`](crate::wire::CookieRef::accepted)). If both times are
 //! equal, the later arrival wins. If both cookies come from one producer, this is the one with the higher sequence number.
 //!
 //! Both acceptance times must have the same unit. A consumer's batch and its embedded store use microseconds; MongoDB and the

@@ -9,14 +9,15 @@
 //!
 //! ```
 //! use bytes::Bytes;
-//! use cookiesync_proto::wire::{
-//!     self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
+//! use cookiesync_proto::{
+//!     units::{DspId, Epoch, Sequence, UnixMicros},
+//!     wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage},
 //! };
 //!
-//! let cookie = CookieRef { user_id: "alice", dsp_id: 17, buyer_uid: "b-1", age_micros: 0 };
+//! let cookie = CookieRef { user_id: "alice", dsp_id: DspId(17), buyer_uid: "b-1", age_micros: 0 };
 //! let mut buffer = vec![0; HEADROOM_BYTES];
 //! wire::put_cookie(&mut buffer, &cookie);
-//! let header = ChunkHeader { epoch: 1, first_sequence: 1, count: 1, accepted_unix_micros: 0 };
+//! let header = ChunkHeader { epoch: Epoch(1), first_sequence: Sequence(1), count: 1, accepted: UnixMicros(0) };
 //! let start = wire::seal(&mut buffer, &header);
 //!
 //! let message = Bytes::from(buffer).slice(start + FRAME_PREFIX_BYTES..);
@@ -44,7 +45,11 @@ pub use self::{
     idle::IdleMessage,
     record::{CookieRef, Record, Scope},
 };
-use crate::{limits::SMALL_FRAME_BYTES, v1};
+use crate::{
+    limits::SMALL_FRAME_BYTES,
+    units::{Epoch, Sequence, UnixMicros},
+    v1,
+};
 
 /// Bytes of the prefix of a gRPC message: a compression flag and a big-endian length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
@@ -106,14 +111,13 @@ pub enum WireError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkHeader {
     /// The epoch of the sequence numbers.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The sequence number of the first cookie.
-    pub first_sequence: u64,
+    pub first_sequence: Sequence,
     /// The number of cookies.
     pub count: u32,
-    /// Time when the first cookie was accepted, in microseconds since the Unix epoch. A cookie may be older by its
-    /// [age](Record::age_micros).
-    pub accepted_unix_micros: u64,
+    /// Time when the first cookie was accepted. A cookie may be older by its [age](Record::age_micros).
+    pub accepted: UnixMicros,
 }
 
 impl ChunkHeader {
@@ -121,9 +125,9 @@ impl ChunkHeader {
     ///
     /// # Panics
     /// If the chunk is empty; [`ChunkRef::decode`] never returns an empty chunk.
-    pub fn last_sequence(&self) -> u64 {
+    pub fn last_sequence(&self) -> Sequence {
         assert!(self.count > 0, "a chunk has at least one cookie");
-        self.first_sequence + u64::from(self.count) - 1
+        self.first_sequence + (u64::from(self.count) - 1)
     }
 }
 
@@ -143,13 +147,13 @@ pub fn seal(buffer: &mut Vec<u8>, header: &ChunkHeader) -> usize {
 
     let head = &mut buffer[chunk_at..cookies_at];
     head[0] = CHUNK_EPOCH;
-    head[1..9].copy_from_slice(&header.epoch.to_le_bytes());
+    head[1..9].copy_from_slice(&header.epoch.0.to_le_bytes());
     head[9] = CHUNK_FIRST_SEQUENCE;
-    head[10..18].copy_from_slice(&header.first_sequence.to_le_bytes());
+    head[10..18].copy_from_slice(&header.first_sequence.0.to_le_bytes());
     head[18] = CHUNK_COUNT;
     head[19..23].copy_from_slice(&header.count.to_le_bytes());
     head[23] = CHUNK_ACCEPTED;
-    head[24..32].copy_from_slice(&header.accepted_unix_micros.to_le_bytes());
+    head[24..32].copy_from_slice(&header.accepted.0.to_le_bytes());
 
     let event_at = chunk_at - varint_bytes(chunk_bytes as u64) - 1;
     buffer[event_at] = EVENT_CHUNK;
@@ -267,10 +271,10 @@ impl ChunkRef {
         // Constant time, because all known encoders write the scalar fields first.
         while let Some((field, value)) = fields.next()? {
             match (field, value) {
-                (1, Value::Fixed64(epoch)) => header.epoch = epoch,
-                (2, Value::Fixed64(sequence)) => header.first_sequence = sequence,
+                (1, Value::Fixed64(epoch)) => header.epoch = Epoch(epoch),
+                (2, Value::Fixed64(sequence)) => header.first_sequence = Sequence(sequence),
                 (3, Value::Fixed32(count)) => header.count = count,
-                (4, Value::Fixed64(micros)) => header.accepted_unix_micros = micros,
+                (4, Value::Fixed64(micros)) => header.accepted = UnixMicros(micros),
                 (5, Value::Bytes(_)) if header.count > 0 => break,
                 (1..=5, Value::Bytes(_)) if field == 5 => {}
                 (1..=5, _) => return Err(WireError::WireType),
@@ -282,6 +286,7 @@ impl ChunkRef {
         }
         header
             .first_sequence
+            .0
             .checked_add(u64::from(header.count))
             .ok_or(WireError::Range)?;
         Ok(Self { header, body })

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use bytes::Bytes;
 use proto::{
     client,
+    units::{Epoch, Sequence, UnixMicros},
     v1::{GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
     wire::{ChunkRef, StreamMessage, decode_record},
 };
@@ -81,8 +82,8 @@ impl StreamCounts {
 /// Epoch and next expected sequence number of a stream.
 #[derive(Debug)]
 struct Position {
-    epoch: u64,
-    next_sequence: u64,
+    epoch: Epoch,
+    next_sequence: Sequence,
 }
 
 pub(super) struct Stream {
@@ -178,8 +179,8 @@ impl Stream {
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Event(Event::Hello(hello))) => {
                 self.position = Some(Position {
-                    epoch: hello.epoch,
-                    next_sequence: hello.first_sequence,
+                    epoch: Epoch(hello.epoch),
+                    next_sequence: Sequence(hello.first_sequence),
                 });
                 Ok(messages)
             }
@@ -229,7 +230,7 @@ impl Stream {
 
     fn chunk(&mut self, chunk: &ChunkRef) {
         let header = *chunk.header();
-        let micros = unix_micros().saturating_sub(header.accepted_unix_micros);
+        let micros = UnixMicros(unix_micros()).since(header.accepted);
         self.arrived();
         let decoded = chunk
             .encoded_cookies()
@@ -247,7 +248,7 @@ impl Stream {
 
     fn control_event(&mut self, event: Event) {
         let at = self.position.as_ref();
-        let (epoch, next) = at.map_or((0, 0), |at| (at.epoch, at.next_sequence));
+        let (epoch, next) = at.map_or_else(Default::default, |at| (at.epoch, at.next_sequence));
         match event {
             Event::Gap(gap) if gap.last_sequence < gap.first_sequence => {
                 self.violation(|| format!("an empty gap: {gap:?}"));
@@ -255,16 +256,20 @@ impl Stream {
             Event::Gap(gap) => {
                 self.counts.gaps += 1;
                 self.counts.lost += gap.last_sequence - gap.first_sequence + 1;
-                self.follows(epoch, gap.first_sequence, gap.last_sequence);
+                self.follows(
+                    epoch,
+                    Sequence(gap.first_sequence),
+                    Sequence(gap.last_sequence),
+                );
             }
-            Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
+            Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next.0 => {
                 let sequence = heartbeat.next_sequence;
                 self.violation(|| {
                     format!("Heartbeat: the next sequence number is {sequence} instead of {next}")
                 });
             }
             Event::Goodbye(goodbye) => {
-                if goodbye.final_sequence + 1 != next {
+                if goodbye.final_sequence + 1 != next.0 {
                     let last = goodbye.final_sequence;
                     self.violation(|| {
                         format!("Goodbye after {last}, but the next sequence number is {next}")
@@ -278,7 +283,7 @@ impl Stream {
     }
 
     /// Checks that `first` is the next sequence number, and continues after `last`.
-    fn follows(&mut self, epoch: u64, first: u64, last: u64) {
+    fn follows(&mut self, epoch: Epoch, first: Sequence, last: Sequence) {
         let Some(position) = &mut self.position else {
             return;
         };

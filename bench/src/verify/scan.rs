@@ -65,7 +65,7 @@ pub async fn embedded(dir: &Path, mut check: StoreCheck<'_>) -> Result<StoreVerd
     let reading = tokio::task::spawn_blocking(move || {
         store.for_each(|cookie| {
             let (user, buyer) = (cookie.user_id.to_vec(), cookie.buyer_uid.to_vec());
-            match cookie_tx.blocking_send((user, cookie.dsp_id, buyer)) {
+            match cookie_tx.blocking_send((user, cookie.dsp_id.0, buyer)) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             }

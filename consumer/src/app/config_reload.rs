@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use proto::units::DspId;
 use tokio::sync::watch;
 
 use crate::{config::Config, maintenance::Schedule};
@@ -11,7 +12,7 @@ use crate::{config::Config, maintenance::Schedule};
 pub struct RuntimeConfig {
     pub(super) maintenance: watch::Sender<Schedule>,
     pub(super) drain_timeout: watch::Sender<Duration>,
-    pub(super) rejected_dsps: watch::Sender<BTreeSet<u32>>,
+    pub(super) rejected_dsps: watch::Sender<BTreeSet<DspId>>,
 }
 
 impl RuntimeConfig {

@@ -2,7 +2,10 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use proto::cursor::Position;
+use proto::{
+    cursor::Position,
+    units::{Epoch, Sequence},
+};
 
 /// Position of this consumer in the stream of one producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,9 +13,9 @@ pub struct Cursor {
     /// The producer.
     pub producer: Arc<str>,
     /// The epoch of `sequence`.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The newest sequence number that was received or lost.
-    pub sequence: u64,
+    pub sequence: Sequence,
     /// Whether the producer has sent `Goodbye`: nothing follows in this epoch.
     pub complete: bool,
 }

@@ -2,37 +2,36 @@
 
 mod model;
 
-use proto::{v1, wire};
+use proto::{
+    units::{Epoch, Sequence},
+    v1, wire,
+};
 
 use super::*;
 use crate::deletions::Deletions;
 
 /// A chunk of cookies `(user id, DSP, buyer uid)`; without a buyer uid, of deletions.
-pub(crate) fn chunk(
-    first_sequence: u64,
-    accepted_unix_micros: u64,
-    cookies: &[(&str, u32, &str)],
-) -> ChunkRef {
+pub(crate) fn chunk(first_sequence: u64, accepted: u64, cookies: &[(&str, u32, &str)]) -> ChunkRef {
     let cookies: Vec<_> = cookies.iter().map(|cookie| (*cookie, 0)).collect();
-    aged_chunk(first_sequence, accepted_unix_micros, &cookies)
+    aged_chunk(first_sequence, accepted, &cookies)
 }
 
 /// A chunk of cookies with their ages in microseconds.
 pub(crate) fn aged_chunk(
     first_sequence: u64,
-    accepted_unix_micros: u64,
+    accepted: u64,
     cookies: &[((&str, u32, &str), u64)],
 ) -> ChunkRef {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     for &((user_id, dsp_id, buyer_uid), age_micros) in cookies {
         let record = match buyer_uid {
             "" => Record::Delete {
-                scope: Scope::from_ids(user_id, dsp_id),
+                scope: Scope::from_ids(user_id, DspId(dsp_id)),
                 age_micros,
             },
             _ => Record::Set(CookieRef {
                 user_id,
-                dsp_id,
+                dsp_id: DspId(dsp_id),
                 buyer_uid,
                 age_micros,
             }),
@@ -40,10 +39,10 @@ pub(crate) fn aged_chunk(
         wire::put_record(&mut buffer, &record);
     }
     let header = wire::ChunkHeader {
-        epoch: 1,
-        first_sequence,
+        epoch: Epoch(1),
+        first_sequence: Sequence(first_sequence),
         count: u32::try_from(cookies.len()).unwrap(),
-        accepted_unix_micros,
+        accepted: UnixMicros(accepted),
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
     match wire::StreamMessage::decode(Bytes::from(buffer).slice(at..)).unwrap() {
@@ -56,7 +55,7 @@ pub(crate) fn aged_chunk(
 pub(crate) fn batch(chunks: &[ChunkRef]) -> Batch {
     let mut batch = Batch::new(1000, 1 << 20);
     for chunk in chunks {
-        batch.push(&"p".into(), chunk, u64::MAX);
+        batch.push(&"p".into(), chunk, UnixMicros::MAX);
     }
     batch
 }
@@ -71,7 +70,7 @@ fn buyers(batch: &Batch) -> Vec<(&str, u32, &str)> {
     let text = |bytes| std::str::from_utf8(bytes).unwrap();
     batch
         .cookies()
-        .map(|cookie| (text(cookie.user_id), cookie.dsp_id, text(cookie.buyer_uid)))
+        .map(|it| (text(it.user_id), it.dsp_id.0, text(it.buyer_uid)))
         .collect()
 }
 
@@ -122,8 +121,8 @@ fn user_id_and_dsp_are_hashed_separately() {
 fn completed_epoch_is_kept_when_the_next_one_starts_in_the_same_batch() {
     let cursor = |epoch, sequence, complete| Cursor {
         producer: "p".into(),
-        epoch,
-        sequence,
+        epoch: Epoch(epoch),
+        sequence: Sequence(sequence),
         complete,
     };
     let mut batch = Batch::new(10, 1 << 20);
@@ -142,14 +141,14 @@ fn cursor_of_a_producer_never_moves_back_within_an_epoch() {
     batch.push(
         &"a".into(),
         &chunk(10, 1, &[("u", 1, "x"), ("v", 1, "x")]),
-        u64::MAX,
+        UnixMicros::MAX,
     );
-    batch.push(&"b".into(), &chunk(1, 2, &[("u", 1, "y")]), u64::MAX);
-    batch.push(&"a".into(), &chunk(5, 1, &[("u", 1, "x")]), u64::MAX);
+    batch.push(&"b".into(), &chunk(1, 2, &[("u", 1, "y")]), UnixMicros::MAX);
+    batch.push(&"a".into(), &chunk(5, 1, &[("u", 1, "x")]), UnixMicros::MAX);
     let cursor = |producer: &str, epoch, sequence, complete| Cursor {
         producer: producer.into(),
-        epoch,
-        sequence,
+        epoch: Epoch(epoch),
+        sequence: Sequence(sequence),
         complete,
     };
     assert_eq!(
@@ -190,7 +189,7 @@ fn batch_is_full_at_its_maximum_of_cookies_or_bytes() {
     let mut by_bytes = Batch::new(usize::MAX, chunk.body().len());
     for batch in [&mut by_cookies, &mut by_bytes] {
         assert!(!batch.is_full());
-        batch.push(&"p".into(), &chunk, u64::MAX);
+        batch.push(&"p".into(), &chunk, UnixMicros::MAX);
         assert!(batch.is_full());
     }
 }
@@ -203,13 +202,13 @@ fn deletion_covers_earlier_cookies_although_the_clock_of_the_node_is_behind() {
     // The clock of the node advances between the chunks of two producers.
     let latest = deleted_at - 5 * MINUTE;
     let deletion = chunk(1, deleted_at, &[("u", 1, "")]);
-    batch.push(&"p1".into(), &deletion, latest);
+    batch.push(&"p1".into(), &deletion, UnixMicros(latest));
     let syncs = [
         chunk(1, deleted_at - 1, &[("u", 1, "earlier")]),
         chunk(2, deleted_at + 10 * MINUTE, &[("v", 1, "other")]),
     ];
     for sync in &syncs {
-        batch.push(&"p2".into(), sync, latest + 1_000);
+        batch.push(&"p2".into(), sync, UnixMicros(latest + 1_000));
     }
     let deletions = Deletions::default();
     deletions.add(&batch.deletions()[0]);
@@ -217,19 +216,30 @@ fn deletion_covers_earlier_cookies_although_the_clock_of_the_node_is_behind() {
     assert_eq!(buyers(&batch), [("v", 1, "other")]);
     // An unlimited time would become the floor of the table.
     let far = chunk(2, u64::MAX, &[("u", 1, "")]);
-    batch.push(&"p1".into(), &far, 500);
-    let until = batch.deletions().last().map(|it| it.until_unix_micros);
-    assert_eq!(until, Some(500 + DELETION_HORIZON_MICROS));
+    batch.push(&"p1".into(), &far, UnixMicros(500));
+    let until = batch.deletions().last().map(|it| it.until);
+    assert_eq!(until, Some(UnixMicros(500 + DELETION_HORIZON_MICROS)));
 }
 
 #[test]
 fn time_ahead_of_the_clock_is_clamped() {
     let mut batch = Batch::new(1000, 1 << 20);
-    batch.push(&"p".into(), &chunk(1, u64::MAX, &[("u", 1, "ahead")]), 500);
-    batch.push(&"p".into(), &chunk(2, 500, &[("u", 1, "later")]), 600);
+    batch.push(
+        &"p".into(),
+        &chunk(1, u64::MAX, &[("u", 1, "ahead")]),
+        UnixMicros(500),
+    );
+    batch.push(
+        &"p".into(),
+        &chunk(2, 500, &[("u", 1, "later")]),
+        UnixMicros(600),
+    );
     assert_eq!(buyers(&batch), [("u", 1, "later")]);
-    assert_eq!(batch.cookie(0).accepted_unix_micros, 500);
-    assert_eq!(batch.released().collect::<Vec<_>>(), [(500, 1), (500, 1)]);
+    assert_eq!(batch.cookie(0).accepted, UnixMicros(500));
+    assert_eq!(
+        batch.released().collect::<Vec<_>>(),
+        [(UnixMicros(500), 1); 2]
+    );
 }
 
 #[test]
@@ -241,13 +251,13 @@ fn cookie_accepted_last_wins_over_one_released_later() {
         let u = batch.cookies().position(|cookie| cookie.user_id == b"u");
         let u = u.unwrap();
         assert_eq!(batch.cookie(u).buyer_uid, b"direct");
-        assert_eq!(batch.cookie(u).accepted_unix_micros, 200);
+        assert_eq!(batch.cookie(u).accepted, UnixMicros(200));
         assert_eq!(batch.counts().superseded, 1);
         let mut released: Vec<_> = batch.released().collect();
         released.sort_unstable();
         assert_eq!(
             released,
-            [(200, 1), (300, 2)],
+            [(UnixMicros(200), 1), (UnixMicros(300), 2)],
             "times are those of the release"
         );
     }
@@ -260,9 +270,9 @@ fn cookie_accepted_last_wins_over_one_released_later() {
 fn age_counts_from_the_clamped_time_and_saturates_at_zero() {
     let mut batch = Batch::new(1000, 1 << 20);
     let ahead = aged_chunk(1, u64::MAX, &[(("u", 1, "x"), 100), (("v", 1, "x"), 501)]);
-    batch.push(&"p".into(), &ahead, 500);
-    let times: Vec<_> = batch.cookies().map(|it| it.accepted_unix_micros).collect();
-    assert_eq!(times, [400, 0]);
+    batch.push(&"p".into(), &ahead, UnixMicros(500));
+    let times: Vec<_> = batch.cookies().map(|it| it.accepted).collect();
+    assert_eq!(times, [400, 0].map(UnixMicros));
 }
 
 #[test]
@@ -271,7 +281,7 @@ fn filter_suppresses_cookies_or_adds_them_with_their_fingerprints() {
     struct Strict;
     impl DedupFilter for Strict {
         fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
-            [u64::from(cookie.dsp_id), 5]
+            [u64::from(cookie.dsp_id.0), 5]
         }
 
         fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
@@ -293,7 +303,12 @@ fn filter_suppresses_cookies_or_adds_them_with_their_fingerprints() {
         }
     }
     let mut batch = Batch::new(1000, 1 << 20);
-    batch.push_filtered(&"p".into(), &chunk(1, 5, &cookies), u64::MAX, &mut Strict);
+    batch.push_filtered(
+        &"p".into(),
+        &chunk(1, 5, &cookies),
+        UnixMicros::MAX,
+        &mut Strict,
+    );
     assert_eq!(
         buyers(&batch),
         [("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")]
@@ -302,8 +317,8 @@ fn filter_suppresses_cookies_or_adds_them_with_their_fingerprints() {
     assert_eq!(known, [false, false, true]);
     assert_eq!(batch.fingerprints().last(), Some([2, 5]));
     assert_eq!((batch.counts().received, batch.counts().suppressed), (4, 1));
-    assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 4)]);
-    assert_eq!(batch.cursors()[0].sequence, 4);
+    assert_eq!(batch.released().collect::<Vec<_>>(), [(UnixMicros(5), 4)]);
+    assert_eq!(batch.cursors()[0].sequence, Sequence(4));
 }
 
 #[test]
@@ -314,7 +329,11 @@ fn next_batch_is_presized_and_has_the_same_limits() {
     assert!(first.is_full());
     let mut next = first.next();
     assert!(next.is_empty() && !next.is_full());
-    next.push(&"p".into(), &chunk(1001, 1, &[("u", 1, "x")]), u64::MAX);
+    next.push(
+        &"p".into(),
+        &chunk(1001, 1, &[("u", 1, "x")]),
+        UnixMicros::MAX,
+    );
     assert!(next.entries.capacity() >= 1000);
     assert_eq!(next.cookies_max, 1000);
     assert_eq!(next.id(), first.id().next());
@@ -355,8 +374,8 @@ fn malformed_cookies_are_counted_and_skipped() {
             ..LedgerCounts::default()
         }
     );
-    assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 1)]);
-    assert_eq!(batch.cursors()[0].sequence, 8);
+    assert_eq!(batch.released().collect::<Vec<_>>(), [(UnixMicros(5), 1)]);
+    assert_eq!(batch.cursors()[0].sequence, Sequence(8));
 }
 
 #[test]
@@ -370,7 +389,7 @@ fn header_determines_the_number_of_cookies() {
         let counts = batch.counts();
         assert_eq!(counts.received, u64::from(count));
         assert_eq!((batch.len(), counts.malformed), (kept, malformed));
-        assert_eq!(batch.cursors()[0].sequence, u64::from(count));
+        assert_eq!(batch.cursors()[0].sequence.0, u64::from(count));
     }
 }
 

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use clap::Parser;
 use jiff::tz::TimeZone;
+use proto::units::DspId;
 use runtime::connect::credentials::SecurityArgs;
 use runtime::settings::{
     CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time,
@@ -127,7 +128,7 @@ pub struct StorageArgs {
 
     /// DSPs whose cookies are always accepted (comma-separated)
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
-    pub dsps: Vec<Option<u32>>,
+    pub dsps: Vec<Option<DspId>>,
 
     /// Maximum number of accepted DSPs that are not in --dsps: those whose cookies arrive first. Cookies of all others are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
@@ -141,7 +142,7 @@ pub struct StorageArgs {
         value_delimiter = ',',
         value_parser = parse_dsp
     )]
-    pub rejected_dsps: Vec<Option<u32>>,
+    pub rejected_dsps: Vec<Option<DspId>>,
 }
 
 /// TTLs and deduplication.
@@ -159,7 +160,7 @@ pub struct RetentionArgs {
 
     /// Time to live of a DSP's cookies, for example 17=7d,42=30d; overrides --ttl
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
-    pub dsp_ttl: Vec<(u32, Duration)>,
+    pub dsp_ttl: Vec<(DspId, Duration)>,
 
     /// Lower bound for the times to live in producers' contracts; shorter times are raised to this bound
     ///
@@ -263,12 +264,12 @@ pub struct ProcessArgs {
 
 impl StorageArgs {
     /// DSPs that are always accepted.
-    pub fn dsps(&self) -> BTreeSet<u32> {
+    pub fn dsps(&self) -> BTreeSet<DspId> {
         self.dsps.iter().copied().flatten().collect()
     }
 
     /// DSPs that are never accepted.
-    pub fn rejected_dsps(&self) -> BTreeSet<u32> {
+    pub fn rejected_dsps(&self) -> BTreeSet<DspId> {
         self.rejected_dsps.iter().copied().flatten().collect()
     }
 }

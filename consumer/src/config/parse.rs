@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use http::Uri;
 use jiff::tz::TimeZone;
-use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
+use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX, units::DspId};
 use runtime::settings::{InvalidValue, TIME_MAX, is_redacted, time};
 
 use super::{ProducerUrl, StoreConfig};
@@ -67,13 +67,13 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
 }
 
 /// Parses a DSP id; `None` for an empty list item.
-pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
+pub(super) fn parse_dsp(text: &str) -> Result<Option<DspId>, String> {
     let text = text.trim();
     if text.is_empty() {
         return Ok(None);
     }
     match text.parse() {
-        Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
+        Ok(dsp_id @ DspId(1..)) => Ok(Some(dsp_id)),
         _ => Err(format!(
             "invalid DSP id `{text}`; expected a number from 1 to 4294967295"
         )),
@@ -84,10 +84,11 @@ pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
 pub(super) const TTL_MIN: Duration = Duration::from_secs(1);
 
 /// Parses a DSP id and its time to live.
-pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, Duration), InvalidValue> {
+pub(super) fn parse_dsp_ttl(text: &str) -> Result<(DspId, Duration), InvalidValue> {
     let parts = text.split_once('=');
-    let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
-    match parsed.filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id)) {
+    let parsed =
+        parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse::<DspId>().ok()?, ttl.trim())));
+    match parsed.filter(|(dsp_id, _)| dsp_id.is_valid()) {
         Some((dsp_id, ttl)) => Ok((dsp_id, time(TTL_MIN..=TIME_MAX)(ttl)?)),
         None => Err(format!("invalid TTL `{text}`; expected DSP=TIME, such as 17=7d").into()),
     }

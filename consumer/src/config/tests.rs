@@ -2,6 +2,8 @@
 
 use std::{io::Write, time::Duration};
 
+use proto::units::DspId;
+
 use super::*;
 
 fn load(arguments: &[&str]) -> Result<Config, String> {
@@ -58,7 +60,10 @@ fn flag_beats_file_beats_default() {
     let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
     assert_eq!(config.storage.flush_interval, Duration::from_millis(50));
     assert_eq!(config.retention.ttl, Duration::from_secs(7 * 86_400));
-    assert_eq!(config.retention.dsp_ttl, [(17, Duration::from_secs(3600))]);
+    assert_eq!(
+        config.retention.dsp_ttl,
+        [(DspId(17), Duration::from_secs(3600))]
+    );
     assert_eq!(config.storage.batch_cookies, 5);
     assert_eq!(config.storage.buffer_bytes, 64 << 20);
     check_producers(&config, &["http://a:1", "http://b:7676"]);

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use http::header::AUTHORIZATION;
 use http_body_util::BodyExt as _;
+use proto::units::{Epoch, Sequence};
 use runtime::reload::NamedFile;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -14,6 +15,7 @@ use crate::{
         Cursor,
         tests::{batch, chunk},
     },
+    clock,
     producers::{StreamGuard, StreamStart},
     store::{Cookies as _, PAGE_COOKIES_MAX, embedded::EmbeddedStore},
     ttl::Ttls,
@@ -44,7 +46,7 @@ impl Node {
         let address = producers.register(address, "http://here");
         let start = StreamStart {
             at: &at(0),
-            newest: 0,
+            newest: Sequence(0),
             previous: None,
         };
         let (stream, _) = address.open_stream(start);
@@ -68,15 +70,14 @@ impl Node {
     }
 
     /// Stores cookies accepted at this time. A cookie without a buyer uid is a deletion.
-    async fn write(&self, accepted: u64, cookies: &[(&str, u32, &str)]) {
-        let batch = Arc::new(batch(&[chunk(1, accepted, cookies)]));
+    async fn write(&self, accepted: UnixMicros, cookies: &[(&str, u32, &str)]) {
+        let batch = Arc::new(batch(&[chunk(1, accepted.0, cookies)]));
         self.store.write(batch).await.unwrap();
     }
 
     /// Receives all cookies up to a sequence number and a time.
-    fn receive(&mut self, sequence: u64, accepted_unix_micros: u64) {
-        self.stream
-            .advance(&at(sequence), Some(accepted_unix_micros));
+    fn receive(&mut self, sequence: u64, accepted: UnixMicros) {
+        self.stream.advance(&at(sequence), Some(accepted));
     }
 
     fn commit(&self, sequence: u64) {
@@ -107,18 +108,18 @@ impl Node {
 fn at(sequence: u64) -> Cursor {
     Cursor {
         producer: "p".into(),
-        epoch: 7,
-        sequence,
+        epoch: Epoch(7),
+        sequence: Sequence(sequence),
         complete: false,
     }
 }
 
-fn minutes_ago(minutes: u64) -> u64 {
-    unix_micros() - minutes * 60_000_000
+fn minutes_ago(minutes: u64) -> UnixMicros {
+    clock::now().before(minutes * 60_000_000)
 }
 
 /// Users of several pages, each with cookies of three DSPs.
-async fn two_nodes(users: usize) -> ([Node; 2], u64) {
+async fn two_nodes(users: usize) -> ([Node; 2], UnixMicros) {
     let mut nodes = [Node::start().await, Node::start().await];
     let accepted = minutes_ago(10);
     let names: Vec<String> = (0..users).map(|user| format!("user-{user:05}")).collect();
@@ -126,7 +127,7 @@ async fn two_nodes(users: usize) -> ([Node; 2], u64) {
     let cookies: Vec<_> = names.iter().flat_map(|name| cookies(&**name)).collect();
     for node in &mut nodes {
         node.write(accepted, &cookies).await;
-        node.receive(9, unix_micros());
+        node.receive(9, clock::now());
         node.commit(9);
     }
     (nodes, accepted)
@@ -135,7 +136,7 @@ async fn two_nodes(users: usize) -> ([Node; 2], u64) {
 #[tokio::test]
 async fn another_node_continues_and_equal_times_cross_a_page() {
     let (nodes, accepted) = two_nodes(2 * PAGE_COOKIES_MAX + 10).await;
-    let before = accepted / 1000 + 1;
+    let before = accepted.0 / 1000 + 1;
     let (mut users, mut next, mut pages) = (Vec::new(), String::new(), 0);
     loop {
         let query = format!("?dsp=7&before={before}{next}");
@@ -144,7 +145,7 @@ async fn another_node_continues_and_equal_times_cross_a_page() {
         for row in &rows {
             assert_eq!(
                 (&row["b"], &row["t"]),
-                (&json!("seven"), &json!(accepted / 1000))
+                (&json!("seven"), &json!(accepted.0 / 1000))
             );
         }
         users.extend(rows.iter().map(|row| row["u"].to_string()));
@@ -186,11 +187,11 @@ async fn expired_deleted_and_newer_cookies_are_left_out() {
     let old = [("deleted", 7, "b"), ("old", 7, "b"), ("other", 8, "b")];
     node.write(minutes_ago(10), &old).await;
     node.write(minutes_ago(0), &[("new", 7, "b")]).await;
-    node.receive(9, unix_micros());
+    node.receive(9, clock::now());
     node.commit(9);
     node.pages.deletions.add(&crate::deletions::Deletion {
-        scope: proto::wire::Scope::Match(b"deleted".as_slice().into(), 7),
-        until_unix_micros: minutes_ago(5),
+        scope: proto::wire::Scope::Match(b"deleted".as_slice().into(), DspId(7)),
+        until: minutes_ago(5),
     });
     // Cookies newer than the node's `as_of` are also excluded.
     let (rows, end) = node
@@ -199,15 +200,15 @@ async fn expired_deleted_and_newer_cookies_are_left_out() {
     assert_eq!(rows.len(), 1, "{rows:?}");
     assert_eq!(rows[0]["u"], "old");
     let as_of = end["as_of"].as_u64().unwrap();
-    assert!(as_of <= (unix_micros() - CLOCK_MARGIN_MICROS) / 1000);
-    assert!(as_of > minutes_ago(3) / 1000);
+    assert!(as_of <= clock::now().before(CLOCK_MARGIN_MICROS).0 / 1000);
+    assert!(as_of > minutes_ago(3).0 / 1000);
     assert!(end["next"].is_null());
 }
 
 #[tokio::test]
 async fn invalid_requests_are_problems() {
     let mut node = Node::start().await;
-    node.receive(9, unix_micros());
+    node.receive(9, clock::now());
     node.commit(9);
     let valid = "?dsp=7&before=1700000000000";
     for (token, query, expected) in [
@@ -251,9 +252,13 @@ async fn node_that_is_not_complete_has_no_pages() {
     assert_eq!(status(&node).await, 503, "nothing is durable");
     node.commit(5);
     assert_eq!(status(&node).await, 200);
-    node.pages.deletions.set_queued([(7, None)].into(), 1);
+    node.pages
+        .deletions
+        .set_queued([(DspId(7), None)].into(), 1);
     assert_eq!(status(&node).await, 503, "the DSP is in the retry queue");
-    node.pages.deletions.set_queued([(8, None)].into(), 1);
+    node.pages
+        .deletions
+        .set_queued([(DspId(8), None)].into(), 1);
     assert_eq!(status(&node).await, 200);
     // A second address without a stream may lead to another producer.
     let other = SocketAddr::from(([127, 0, 0, 1], 2));
@@ -279,12 +284,12 @@ async fn time_of_a_page_is_that_of_the_slowest_producer() {
     let received = minutes_ago(9);
     node.receive(5, received);
     node.commit(5);
-    assert_eq!(as_of(&node).await, received / 1000);
+    assert_eq!(as_of(&node).await, received.0 / 1000);
     let idle = minutes_ago(3);
     node.stream.caught_up(idle);
-    assert_eq!(as_of(&node).await, idle / 1000);
+    assert_eq!(as_of(&node).await, idle.0 / 1000);
     // Position 5 is durable, and later cookies are not.
     node.receive(6, minutes_ago(2));
     node.commit(5);
-    assert_eq!(as_of(&node).await, received / 1000);
+    assert_eq!(as_of(&node).await, received.0 / 1000);
 }

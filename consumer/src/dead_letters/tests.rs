@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use proto::units::UnixMicros;
 use runtime::metrics::Registry;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -24,7 +25,7 @@ fn batch(users: &[&str]) -> Arc<Batch> {
     let mut batch = Batch::new(1_000, 1 << 20);
     let cookies: Vec<_> = users.iter().map(|user| (*user, 17, "b-\"1\"")).collect();
     let chunk = chunk(1, 1_700_000_000_000_000, &cookies);
-    batch.push(&"p".into(), &chunk, u64::MAX);
+    batch.push(&"p".into(), &chunk, UnixMicros::MAX);
     Arc::new(batch)
 }
 

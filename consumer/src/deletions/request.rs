@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use proto::units::UnixMicros;
+
 use crate::clock_offset::ClockOffset;
 
 /// A cookie that arrives from a producer.
@@ -11,57 +13,57 @@ pub struct Arriving<'a> {
     pub producer: &'a Arc<str>,
     /// How far this host's clock is ahead of the producer's, if known.
     pub offset: Option<ClockOffset>,
-    /// Acceptance time by the producer's clock, in microseconds since the Unix epoch.
-    pub accepted: u64,
+    /// Acceptance time by the producer's clock.
+    pub accepted: UnixMicros,
     /// Whether it was appended to the log after its acceptance: an API client may have set its time.
     pub is_delayed: bool,
 }
 
-/// When a deletion was requested. All times are in microseconds since the Unix epoch.
+/// When a deletion was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The producer; `None` for requests at several producers of which none was certainly the last.
     producer: Option<Arc<str>>,
     /// By the clock of the producer.
-    requested: u64,
+    requested: UnixMicros,
     /// By the clock of this host: minimum and maximum.
-    here: (u64, u64),
+    here: (UnixMicros, UnixMicros),
     /// Time up to which earlier deletions cover cookies of all producers.
-    covered: u64,
+    covered: UnixMicros,
 }
 
 impl Arriving<'_> {
     /// The earliest acceptance time by the clock of this host.
-    pub(super) fn here(&self) -> u64 {
+    pub(super) fn here(&self) -> UnixMicros {
         let ahead = self.offset.map_or(0, |offset| offset.min);
-        self.accepted.saturating_add_signed(ahead)
+        self.accepted.offset_by(ahead)
     }
 
     /// Whether a deletion up to a time covers it, if nothing else is known about the deletion.
-    pub(super) fn is_covered_until(&self, unix_micros: u64) -> bool {
-        unix_micros > 0 && self.accepted.min(self.here()) <= unix_micros
+    pub(super) fn is_covered_until(&self, until: UnixMicros) -> bool {
+        until > UnixMicros(0) && self.accepted.min(self.here()) <= until
     }
 }
 
 impl Request {
     /// A request at `requested` by the clock of a producer, which this host's clock is ahead of by `offset`.
-    pub fn new(producer: &Arc<str>, offset: ClockOffset, requested: u64) -> Self {
-        let here = |micros| requested.saturating_add_signed(micros);
+    pub fn new(producer: &Arc<str>, offset: ClockOffset, requested: UnixMicros) -> Self {
+        let here = |micros| requested.offset_by(micros);
         Self {
             producer: Some(Arc::clone(producer)),
             requested,
             here: (here(offset.min), here(offset.max)),
-            covered: 0,
+            covered: UnixMicros(0),
         }
     }
 
     /// The latest time of the request by the clock of this host.
-    pub fn latest_here(&self) -> u64 {
+    pub fn latest_here(&self) -> UnixMicros {
         self.here.1
     }
 
     /// This request, after deletions that cover all cookies up to `covered`.
-    pub(super) fn after(self, covered: u64) -> Self {
+    pub(super) fn after(self, covered: UnixMicros) -> Self {
         Self { covered, ..self }
     }
 
@@ -110,7 +112,7 @@ mod tests {
 
     fn request(at: usize, requested: u64) -> Request {
         let (producer, offset) = OFFSETS[at];
-        Request::new(&producer.into(), offset, requested)
+        Request::new(&producer.into(), offset, UnixMicros(requested))
     }
 
     #[track_caller]
@@ -119,7 +121,7 @@ mod tests {
         let arriving = Arriving {
             producer: &producer.into(),
             offset: Some(offset),
-            accepted,
+            accepted: UnixMicros(accepted),
             is_delayed,
         };
         assert_eq!(request.covers(&arriving), expected, "{arriving:?}");
@@ -151,8 +153,10 @@ mod tests {
 
     #[test]
     fn merged_requests_cover_the_cookies_of_both() {
-        let later = request(B, 10_000).after(7).merged_with(request(A, 15_100));
-        assert_eq!(later, request(A, 15_100).after(7));
+        let later = request(B, 10_000)
+            .after(UnixMicros(7))
+            .merged_with(request(A, 15_100));
+        assert_eq!(later, request(A, 15_100).after(UnixMicros(7)));
         for merged in [
             request(B, 10_000).merged_with(request(A, 15_000)),
             request(A, 15_000).merged_with(request(B, 10_000)),
@@ -174,13 +178,13 @@ mod tests {
         let arriving = |min| Arriving {
             producer: &producer,
             offset: Some(ClockOffset { min, max: min }),
-            accepted: 10_000,
+            accepted: UnixMicros(10_000),
             is_delayed: false,
         };
         // The producer's clock is behind, then ahead.
         for (min, until) in [(500, 10_000), (-500, 9_500)] {
-            assert!(arriving(min).is_covered_until(until));
-            assert!(!arriving(min).is_covered_until(until - 1));
+            assert!(arriving(min).is_covered_until(UnixMicros(until)));
+            assert!(!arriving(min).is_covered_until(UnixMicros(until - 1)));
         }
     }
 }

@@ -9,7 +9,7 @@ fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
     let after_load = CLOCK_AHEAD_MICROS_MAX + 10 + AFTER_DELETION_MICROS;
     let check = |times: &[(u64, u64)]| {
         for (here, until) in times {
-            assert_eq!(table.increased_until(*here), *until, "{here}");
+            assert_eq!(table.increased_until(UnixMicros(*here)).0, *until, "{here}");
         }
     };
     check(&[(9, 0), (10, after_load)]);
@@ -21,7 +21,11 @@ fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
         (28, later + 9),
         (40, 7),
     ] {
-        table.shared.table.lock().add_increased(here, to);
+        table
+            .shared
+            .table
+            .lock()
+            .add_increased(UnixMicros(here), UnixMicros(to));
     }
     check(&[
         (10, after_load),
@@ -33,17 +37,17 @@ fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
     assert_eq!(table.shared.table.lock().increased.len(), 4);
 }
 
-fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
+fn deletion(user: &str, dsp_id: u32, until: u64) -> Deletion {
     Deletion {
-        scope: Scope::from_ids(user.as_bytes().into(), dsp_id),
-        until_unix_micros,
+        scope: Scope::from_ids(user.as_bytes().into(), DspId(dsp_id)),
+        until: UnixMicros(until),
     }
 }
 
-fn job(dsp_id: u32, until_unix_micros: u64) -> DspDeletion {
+fn job(dsp_id: u32, until: u64) -> DspDeletion {
     DspDeletion {
-        dsp_id,
-        until_unix_micros,
+        dsp_id: DspId(dsp_id),
+        until: UnixMicros(until),
     }
 }
 
@@ -63,7 +67,7 @@ fn table(deletions: &[Deletion]) -> Deletions {
 #[track_caller]
 fn check(table: &Deletions, user: &str, dsp_id: u32, until: u64) {
     let user = user.as_bytes();
-    assert_eq!(table.until(user, dsp_id), until);
+    assert_eq!(table.until(user, DspId(dsp_id)).0, until);
 }
 
 #[test]
@@ -97,8 +101,8 @@ fn later_deletion_of_the_same_scope_wins_in_any_order() {
 fn removed_deletion_raises_the_floor_that_still_covers_its_cookies() {
     let table = table(&[deletion("u", 1, 10), deletion("v", 1, RETENTION_MICROS + 5)]);
     let floor_at = |micros| {
-        table.remove_old(RETENTION_MICROS + micros);
-        table.floor()
+        table.remove_old(UnixMicros(RETENTION_MICROS + micros));
+        table.floor().0
     };
     assert_eq!(floor_at(9), 0);
     check(&table, "u", 1, 10);
@@ -110,9 +114,9 @@ fn removed_deletion_raises_the_floor_that_still_covers_its_cookies() {
     assert_eq!(floor_at(1_000), 10);
     // A restart keeps the floor. It covers arriving cookies, but not those in the store.
     let restarted = Deletions::new(1 << 20);
-    restarted.load([stored(Deletion::floor(10), false)]);
+    restarted.load([stored(Deletion::floor(UnixMicros(10)), false)]);
     check(&restarted, "anybody", 7, 10);
-    assert_eq!(restarted.deleted_until(b"anybody", 7), 0);
+    assert_eq!(restarted.deleted_until(b"anybody", DspId(7)).0, 0);
     assert!(restarted.unapplied().is_empty());
 }
 
@@ -125,18 +129,18 @@ fn full_table_removes_the_oldest_deletions_and_raises_the_floor() {
     let (size, max) = table.size();
     assert!((80..=100).contains(&size) && max == 100, "{size}");
     for number in 1..=1_000 {
-        assert!(table.until(number.to_string().as_bytes(), 1) >= number);
+        assert!(table.until(number.to_string().as_bytes(), DspId(1)).0 >= number);
     }
-    assert!(table.until(b"other", 1) < 1_000);
+    assert!(table.until(b"other", DspId(1)).0 < 1_000);
 }
 
 #[test]
 fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
     let table = table(&[deletion("u", 1, 10), deletion("", 2, 10)]);
     table.begin_jobs(&[deletion("", 2, 10)]);
-    table.set_queued([(1, Some(1))].into(), 1);
-    table.remove_old(RETENTION_MICROS + 10);
-    let hidden = |dsp_id| table.deleted_until(b"u", dsp_id);
+    table.set_queued([(DspId(1), Some(1))].into(), 1);
+    table.remove_old(UnixMicros(RETENTION_MICROS + 10));
+    let hidden = |dsp_id| table.deleted_until(b"u", DspId(dsp_id)).0;
     assert_eq!([hidden(1), hidden(2), hidden(3)], [10, 10, 0]);
     table.set_queued(BTreeMap::new(), 1);
     table.finish_job(&job(2, 10));
@@ -147,7 +151,8 @@ fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
 fn oldest_deletion_without_effect_is_in_the_retry_queue_or_has_a_job() {
     let table = table(&[]);
     assert_eq!(table.unapplied(), 1..1);
-    table.set_queued([(1, Some(5)), (2, None), (3, Some(7))].into(), 8);
+    let queued = [(1, Some(5)), (2, None), (3, Some(7))].map(|(id, at)| (DspId(id), at));
+    table.set_queued(queued.into(), 8);
     assert_eq!(table.unapplied(), 5..9);
     table.begin_jobs(&[deletion("", 4, 40)]);
     table.begin_jobs(&[deletion("", 4, 50)]);
@@ -164,7 +169,7 @@ fn job_of_a_dsp_begins_after_the_retries_of_its_cookies() {
     let table = table(&[]);
     let jobs = [2, 3].map(|dsp_id| job(dsp_id, 40));
     table.begin_jobs(&jobs.map(Deletion::from));
-    table.set_queued([(2, None)].into(), 1);
+    table.set_queued([(DspId(2), None)].into(), 1);
     assert_eq!(table.due_jobs(), jobs[1..]);
     assert_eq!(table.jobs(), jobs);
     table.set_queued(BTreeMap::new(), 1);

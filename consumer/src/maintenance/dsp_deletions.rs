@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use runtime::unix_micros;
+use proto::units::UnixMicros;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     backoff::Backoff,
+    clock,
     deletions::{Deletions, DspDeletion},
     store::Upkeep,
 };
@@ -55,11 +56,11 @@ async fn remove_old(deletions: &Deletions, upkeep: &dyn Upkeep, stop: &Cancellat
     let mut changes = deletions.changes();
     let mut hourly = interval(REMOVAL_INTERVAL);
     let mut backoff = backoff();
-    let mut stored_floor = 0;
+    let mut stored_floor = UnixMicros(0);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = hourly.tick() => deletions.remove_old(unix_micros()),
+            _ = hourly.tick() => deletions.remove_old(clock::now()),
             Ok(()) = changes.changed() => {}
         }
         let floor = deletions.floor();
@@ -85,15 +86,15 @@ async fn remove_dsp(
     stop: &CancellationToken,
 ) -> bool {
     let dsp_id = job.dsp_id;
-    tracing::info!(dsp_id, "deleting all cookies of a DSP");
+    tracing::info!(dsp_id = dsp_id.0, "deleting all cookies of a DSP");
     match upkeep.remove_dsp(job, stop).await {
         Ok(Some(removed)) => {
             deletions.finish_job(job);
-            tracing::info!(dsp_id, removed, "deleted all cookies of a DSP");
+            tracing::info!(dsp_id = dsp_id.0, removed, "deleted all cookies of a DSP");
         }
         Ok(None) => {}
         Err(error) => {
-            tracing::warn!(dsp_id, %error, "failed to delete the cookies of a DSP, retrying");
+            tracing::warn!(dsp_id = dsp_id.0, %error, "failed to delete the cookies of a DSP, retrying");
             return false;
         }
     }

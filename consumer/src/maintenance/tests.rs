@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use proto::units::{Epoch, Sequence};
 use runtime::metrics::Registry;
 use tokio::time::timeout;
 
@@ -16,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Expire(bool),
-    Compact { since: u64 },
+    Compact { since: UnixMicros },
     Stopped,
 }
 
@@ -87,11 +88,11 @@ impl Upkeep for FakeStore {
         Ok(Some(0))
     }
 
-    async fn remove_deletions_until(&self, _: u64) -> Result<(), StoreError> {
+    async fn remove_deletions_until(&self, _: UnixMicros) -> Result<(), StoreError> {
         Ok(())
     }
 
-    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+    async fn delete_cursors_before(&self, _: UnixMicros) -> Result<Vec<Arc<str>>, StoreError> {
         let is_first = self.count(|call| call == Call::Expire(true)) == 1;
         Ok(is_first.then(|| "gone".into()).into_iter().collect())
     }
@@ -114,8 +115,8 @@ fn at(time: &str) -> Timestamp {
 fn old_cursor() -> Cursor {
     Cursor {
         producer: "gone".into(),
-        epoch: 1,
-        sequence: 1,
+        epoch: Epoch(1),
+        sequence: Sequence(1),
         complete: false,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use metric_defs::consumer;
 use prometheus::Result;
+use proto::units::DspId;
 use runtime::metrics::{Registry, family, value};
 
 use crate::health::Health;
@@ -21,7 +22,7 @@ pub fn register(registry: &Registry, health: Arc<Health>) -> Result<()> {
         let named: Vec<_> = failing
             .keys()
             .take(FAILING_MAX)
-            .map(u32::to_string)
+            .map(DspId::to_string)
             .collect();
         let as_f64 = |is: bool| f64::from(u8::from(is));
         let other = (["other"], as_f64(failing.len() > FAILING_MAX));

@@ -4,6 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
 use metric_defs::consumer;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
+use proto::units::DspId;
 use runtime::metrics::Registry;
 
 use super::gauge_value;
@@ -76,7 +77,7 @@ impl Maintenance {
     }
 
     /// Sets how long ago the oldest cookie of each DSP expired, and removes all other DSPs.
-    pub fn set_overdue(&self, overdue: &BTreeMap<u32, Duration>) {
+    pub fn set_overdue(&self, overdue: &BTreeMap<DspId, Duration>) {
         let seconds = |over: &Duration| i64::try_from(over.as_secs()).unwrap_or(i64::MAX);
         let mut worst: Vec<_> = overdue.iter().collect();
         worst.sort_unstable_by_key(|&(_, over)| Reverse(over));

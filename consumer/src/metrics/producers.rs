@@ -27,7 +27,7 @@ const BY_PRODUCER: [(MetricDef, Value); 4] = [
         it.skew_micros.filter(|_| it.has_address).map(seconds)
     }),
     (consumer::CURSOR, |it| {
-        it.durable.map(|(_, sequence)| as_f64(sequence))
+        it.durable.map(|it| as_f64(it.sequence.0))
     }),
 ];
 

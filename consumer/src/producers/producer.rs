@@ -1,5 +1,10 @@
 //! State of one producer: its received, durable and newest known positions. Does no I/O.
 
+use proto::{
+    cursor::Position,
+    units::{Epoch, Sequence, UnixMicros},
+};
+
 use super::completeness::Completeness;
 use crate::{batch::Cursor, clock_offset::ClockOffset};
 
@@ -10,8 +15,8 @@ pub(super) struct Producer {
     pub(super) received: Option<Cursor>,
     /// The change number of the table at its last advance.
     pub(super) advanced_at: u64,
-    /// Durable epoch and sequence number.
-    pub(super) durable: Option<(u64, u64)>,
+    /// Durable position.
+    pub(super) durable: Option<Position>,
     newest: Option<NewestPosition>,
     /// The difference of its clock, if measured since the start of this process.
     pub(super) offset: Option<ClockOffset>,
@@ -28,10 +33,10 @@ pub(super) struct Producer {
 /// The newest known position of a producer.
 #[derive(Debug, Clone, Copy)]
 struct NewestPosition {
-    epoch: u64,
+    epoch: Epoch,
     /// The sequence number before the first requested one.
-    from: u64,
-    sequence: u64,
+    from: Sequence,
+    sequence: Sequence,
 }
 
 /// Status of a producer.
@@ -41,8 +46,8 @@ pub struct ProducerStatus {
     pub has_address: bool,
     /// Number of open streams.
     pub streams: usize,
-    /// Durable epoch and sequence number.
-    pub durable: Option<(u64, u64)>,
+    /// Durable position.
+    pub durable: Option<Position>,
     /// Known cookies that are not durable here.
     pub lag_cookies: Option<u64>,
     /// Upper bound of how far this host's clock is ahead of the producer's, in microseconds.
@@ -55,9 +60,9 @@ pub struct ProducerStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedRange {
     /// The epoch.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The first observed sequence number.
-    pub from: u64,
+    pub from: Sequence,
     /// Cookies lost in gaps from `from` on.
     pub lost_in_gaps: u64,
 }
@@ -79,7 +84,7 @@ impl ObservedRange {
     pub fn after(cursor: &Cursor) -> Self {
         Self {
             epoch: cursor.epoch,
-            from: cursor.sequence.saturating_add(1),
+            from: cursor.sequence.next(),
             lost_in_gaps: 0,
         }
     }
@@ -99,23 +104,23 @@ impl Producer {
 
     /// Records that `cursor` is durable.
     pub(super) fn record_commit(&mut self, cursor: &Cursor) {
-        self.durable = Some((cursor.epoch, cursor.sequence));
+        self.durable = Some(cursor.position());
         if let Some(received) = self.received.as_ref().filter(|it| it.epoch == cursor.epoch) {
             self.completeness.commit(cursor.sequence, received.sequence);
         }
     }
 
     /// Records that all cookies accepted in this epoch up to a time were received.
-    pub(super) fn caught_up(&mut self, epoch: u64, unix_micros: u64) -> AdvanceResult {
+    pub(super) fn caught_up(&mut self, epoch: Epoch, until: UnixMicros) -> AdvanceResult {
         if self.received.as_ref().is_some_and(|it| it.epoch == epoch) {
-            self.completeness.receive(unix_micros);
+            self.completeness.receive(until);
         }
         self.find_duplicate(epoch)
     }
 
     /// Called for a message of a stream that has advanced before. If the producer restarted, no message of its previous epoch
     /// follows.
-    fn find_duplicate(&mut self, epoch: u64) -> AdvanceResult {
+    fn find_duplicate(&mut self, epoch: Epoch) -> AdvanceResult {
         let received = self.received.as_ref().map(|received| received.epoch);
         if self.streams > 1 && received != Some(epoch) {
             let is_first = !std::mem::replace(&mut self.has_duplicate, true);
@@ -126,10 +131,10 @@ impl Producer {
     }
 
     /// Time up to which all accepted cookies are durable; `None` if no stream is open, or if the time is unknown.
-    pub(super) fn complete_until(&self) -> Option<u64> {
+    pub(super) fn complete_until(&self) -> Option<UnixMicros> {
         let received = self.received.as_ref().filter(|_| self.streams > 0)?;
-        let received = Some((received.epoch, received.sequence));
-        self.completeness.until(self.durable == received)
+        self.completeness
+            .until(self.durable == Some(received.position()))
     }
 
     /// Opens a stream after `at` to a producer that has all cookies up to `newest`. `previous` is the received position of
@@ -137,7 +142,7 @@ impl Producer {
     pub(super) fn open_stream(
         &mut self,
         at: &Cursor,
-        newest: u64,
+        newest: Sequence,
         previous: Option<&Cursor>,
     ) -> Option<ObservedRange> {
         self.streams += 1;
@@ -162,7 +167,7 @@ impl Producer {
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
-        accepted: Option<u64>,
+        accepted: Option<UnixMicros>,
         change: u64,
         had_advanced: bool,
     ) -> AdvanceResult {
@@ -189,7 +194,7 @@ impl Producer {
     }
 
     /// Adds lost cookies of an epoch; returns the total of the epoch.
-    pub(super) fn add_lost(&mut self, epoch: u64, cookies: u64) -> u64 {
+    pub(super) fn add_lost(&mut self, epoch: Epoch, cookies: u64) -> u64 {
         let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {
             return cookies;
         };
@@ -218,7 +223,7 @@ impl Producer {
     }
 
     /// Records that the producer has `sequence` in the epoch of `from`. All cookies after `from` were requested.
-    fn extend(&mut self, from: &Cursor, sequence: u64) {
+    fn extend(&mut self, from: &Cursor, sequence: Sequence) {
         match &mut self.newest {
             Some(newest) if newest.epoch == from.epoch => {
                 newest.sequence = newest.sequence.max(sequence);
@@ -240,9 +245,9 @@ impl Producer {
             sequence,
         } = self.newest?;
         let durable = match self.durable {
-            Some((of, at)) if of == epoch => at,
+            Some(durable) if durable.epoch == epoch => durable.sequence,
             _ => from,
         };
-        Some(sequence.saturating_sub(durable))
+        Some(sequence.since(durable))
     }
 }

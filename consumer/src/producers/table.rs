@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use proto::limits::CURSORS_MAX;
+use proto::{
+    limits::CURSORS_MAX,
+    units::{Sequence, UnixMicros},
+};
 
 use super::producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus};
 use crate::{batch::Cursor, clock_offset::CLOCK_AHEAD_MICROS_MAX};
@@ -55,7 +58,7 @@ pub struct StreamStart<'a> {
     /// The producer, epoch and sequence number after which the stream starts.
     pub at: &'a Cursor,
     /// The newest sequence number of the producer.
-    pub newest: u64,
+    pub newest: Sequence,
     /// The received position of the previous epoch, if the stream is of a new one.
     pub previous: Option<&'a Cursor>,
 }
@@ -147,7 +150,7 @@ impl Table {
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
-        accepted: Option<u64>,
+        accepted: Option<UnixMicros>,
         had_advanced: bool,
     ) -> AdvanceResult {
         self.changes += 1;
@@ -157,7 +160,7 @@ impl Table {
     }
 
     /// Time up to which all accepted cookies are durable; `None` if unknown.
-    pub(super) fn complete_until(&self) -> Option<u64> {
+    pub(super) fn complete_until(&self) -> Option<UnixMicros> {
         let addresses = self.addresses.values();
         let times = addresses.map(|address| {
             let producer = self.producers.get(address.producer.as_ref()?);
@@ -173,18 +176,23 @@ impl Table {
     }
 
     /// The latest time that the clock of this host or any producer may have shown when this producer's clock showed
-    /// `unix_micros`. A producer without a measured difference has sent nothing since `started`, by this host's clock.
-    pub(super) fn latest_anywhere(&self, id: &str, unix_micros: u64, started: u64) -> u64 {
+    /// `time`. A producer without a measured difference has sent nothing since `started`, by this host's clock.
+    pub(super) fn latest_anywhere(
+        &self,
+        id: &str,
+        time: UnixMicros,
+        started: UnixMicros,
+    ) -> UnixMicros {
         let Some(own) = self.get(id).and_then(|it| it.offset) else {
-            return unix_micros;
+            return time;
         };
-        let here = unix_micros.saturating_add_signed(own.max);
+        let here = time.offset_by(own.max);
         let others = self.producers.iter().filter(|(other, _)| ***other != *id);
         let latest = others.map(|(_, other)| match other.offset {
-            Some(other) => here.saturating_add_signed(other.min.saturating_neg()),
-            None => here.min(started).saturating_add(CLOCK_AHEAD_MICROS_MAX),
+            Some(other) => here.offset_by(other.min.saturating_neg()),
+            None => here.min(started).after(CLOCK_AHEAD_MICROS_MAX),
         });
-        latest.fold(unix_micros.max(here), u64::max)
+        latest.fold(time.max(here), UnixMicros::max)
     }
 
     /// Removes the durable position of a producer. Returns its received position if that was also removed.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use runtime::unix_micros;
+use proto::units::DspId;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -22,6 +22,7 @@ use super::{RetryQueue, unpack};
 use crate::{
     backoff::Backoff,
     batch::Batch,
+    clock,
     dead_letters::DeadLetters,
     health::Health,
     ledger::LedgerCounts,
@@ -51,7 +52,7 @@ pub struct Retrier {
     pub(crate) backlog: Arc<dyn Backlog>,
     pub(crate) health: Arc<Health>,
     pub(crate) dead_letters: DeadLetters,
-    pub(crate) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+    pub(crate) rejected_dsps: watch::Receiver<BTreeSet<DspId>>,
     pub(crate) ttls: Ttls,
 }
 
@@ -75,12 +76,12 @@ impl Retrier {
     /// Retries until `stop` is cancelled. Remaining cookies are retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
         let this = &self;
-        let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
+        let mut next: BTreeMap<DspId, NextAttempt> = BTreeMap::new();
         let mut attempts = FuturesUnordered::new();
         let mut in_progress = BTreeSet::new();
         loop {
             let now = Instant::now();
-            let mut pending: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
+            let mut pending: BTreeSet<DspId> = self.health.failing_dsps().into_keys().collect();
             pending.extend(self.retry_queue.dsps());
             next.retain(|dsp_id, _| pending.contains(dsp_id));
             let is_idle = pending.is_empty() && attempts.is_empty();
@@ -122,17 +123,17 @@ impl Retrier {
     }
 
     /// Why cookies must not be retried; `None` if they may be.
-    fn rejection_reason(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
+    fn rejection_reason(&self, dsp_id: DspId, batch: &Batch) -> Option<&'static str> {
         if self.rejected_dsps.borrow().contains(&dsp_id) {
             return Some("the cookie's DSP is rejected");
         }
-        let newest = batch.cookies().map(|cookie| cookie.accepted_unix_micros);
-        let expired_before = self.ttls.expired_before(dsp_id, unix_micros());
+        let newest = batch.cookies().map(|cookie| cookie.accepted);
+        let expired_before = self.ttls.expired_before(dsp_id, clock::now());
         (newest.max()? < expired_before).then_some("the cookie expired in the retry queue")
     }
 
     /// Retries the queued cookies of a DSP. If none are queued, checks whether its database is writable.
-    async fn retry_dsp(&self, dsp_id: u32) -> Result<(), StoreError> {
+    async fn retry_dsp(&self, dsp_id: DspId) -> Result<(), StoreError> {
         let mut has_retried = false;
         for _ in 0..ATTEMPTS_IN_A_ROW_MAX {
             let entries = self.retry_queue.oldest(dsp_id);
@@ -161,7 +162,7 @@ impl Retrier {
                 queued.saturating_sub(cookies + superseded + counts.deleted_on_arrival);
             if unreadable > 0 {
                 tracing::error!(
-                    dsp_id,
+                    dsp_id = dsp_id.0,
                     cookies = unreadable,
                     "queued cookies are unreadable and lost"
                 );
@@ -189,7 +190,7 @@ impl Retrier {
 
     /// Removes entries whose cookies are stored or dead letters. Repeats only the removal: if its response was lost, the
     /// entries cannot be read again.
-    async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
+    async fn remove(&self, dsp_id: DspId, numbers: &[u64]) {
         let mut backoff = backoff();
         while let Err(error) = self.backlog.remove_retry_entries(numbers).await {
             self.health.set_dsp_failing(dsp_id, &error.to_string());

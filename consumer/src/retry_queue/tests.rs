@@ -13,7 +13,11 @@ use crate::{
 fn queue(metrics: &Metrics) -> RetryQueue {
     RetryQueue {
         bytes_max: 1 << 20,
-        ..RetryQueue::new([7].into(), Deletions::default(), metrics.sink.clone())
+        ..RetryQueue::new(
+            [DspId(7)].into(),
+            Deletions::default(),
+            metrics.sink.clone(),
+        )
     }
 }
 
@@ -23,7 +27,7 @@ fn metrics() -> Metrics {
 
 fn deferred(dsp_id: u32, indices: Vec<u32>) -> DeferredCookies {
     DeferredCookies {
-        dsp_id,
+        dsp_id: DspId(dsp_id),
         why: None,
         indices,
     }
@@ -43,24 +47,27 @@ fn cookies_are_read_back_unchanged_after_a_restart() {
     assert!(overflow.is_empty() && first.dsps().is_empty());
     first.add_durable(&full);
     assert_eq!(first_metrics.sink.ledger.counts().waiting, 1);
-    assert_eq!(first.dsps(), [7].into());
+    assert_eq!(first.dsps(), [DspId(7)].into());
 
     let second = queue(&second_metrics);
     let entries: Vec<_> = full.iter().map(|full| full.entry).collect();
     second.load(&entries);
     assert_eq!(second_metrics.sink.ledger.counts().recovered, 4);
-    assert!(second.oldest(9).is_empty());
-    assert_eq!(second.oldest(7), entries);
+    assert!(second.oldest(DspId(9)).is_empty());
+    assert_eq!(second.oldest(DspId(7)), entries);
     let chunks = full.iter().map(|full| full.chunk.clone());
     let again = unpack(chunks.collect());
     assert_eq!(again.cursors(), []);
     let mut found: Vec<_> = again.cookies().collect();
     found.sort_unstable_by_key(|cookie| cookie.user_id);
-    let times = found.iter().map(|cookie| cookie.accepted_unix_micros);
-    assert_eq!(times.collect::<Vec<_>>(), [1_000, 1_000, 500, 2_000]);
+    let times = found.iter().map(|cookie| cookie.accepted);
+    assert_eq!(
+        times.collect::<Vec<_>>(),
+        [1_000, 1_000, 500, 2_000].map(UnixMicros)
+    );
     assert_eq!(found, [0, 2, 3, 4].map(|index| batch.cookie(index)));
-    second.remove_oldest(7, entries.len());
-    assert!(second.dsps().is_empty() && second.oldest(7).is_empty());
+    second.remove_oldest(DspId(7), entries.len());
+    assert!(second.dsps().is_empty() && second.oldest(DspId(7)).is_empty());
     assert_eq!(second_metrics.sink.retry_queue_bytes.get(), 0);
 }
 
@@ -69,9 +76,9 @@ fn cookies_keep_times_that_are_far_apart() {
     let times = [10 * AGE_MICROS_MAX, AGE_MICROS_MAX + 5, 8 * AGE_MICROS_MAX];
     let chunks = times.map(|time| chunk(1, time, &[(&*format!("u{time}"), 7, "a")]));
     let batch = batch(&chunks);
-    let full = pack_dsp(&batch, 7, &[0, 1, 2]);
+    let full = pack_dsp(&batch, DspId(7), &[0, 1, 2]);
     let again = unpack(full.into_iter().map(|full| full.chunk).collect());
-    let mut found: Vec<u64> = again.cookies().map(|it| it.accepted_unix_micros).collect();
+    let mut found: Vec<u64> = again.cookies().map(|it| it.accepted.0).collect();
     found.sort_unstable();
     assert_eq!(found, [times[1], times[2], times[0]]);
 }
@@ -92,7 +99,7 @@ fn entries_are_bounded_and_their_numbers_increase_despite_the_clock() {
     let retry_queue = queue(&metrics);
     let ahead = RetryEntry {
         number: u64::MAX / 2,
-        dsp_id: 9,
+        dsp_id: DspId(9),
         cookies: 1,
         deletions: 0,
         bytes: 200,

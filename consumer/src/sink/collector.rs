@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use runtime::unix_micros;
+use proto::units::{DspId, UnixMicros};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{BatchSender, Failure};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
-    clock::ClockJumps,
+    clock::{self, ClockJumps},
     clock_offset::{CLOCK_AHEAD_MICROS_MAX, ClockOffset},
     deletions::{Arriving, Deletion, Deletions, Request},
     dsp_slots::DspSlots,
@@ -53,15 +53,15 @@ pub(super) struct Collector {
     pub(super) deletions: Deletions,
     pub(super) producers: Producers,
     /// DSPs that the operator rejects.
-    pub(super) rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+    pub(super) rejected_dsps: watch::Receiver<BTreeSet<DspId>>,
 }
 
 /// Rejects expired cookies and cookies of DSPs that are not accepted, and suppresses duplicates.
 struct AdmissionFilter<'a> {
     slots: &'a mut DspSlots,
     ttls: &'a Ttls,
-    /// The current time in microseconds since the Unix epoch.
-    now: u64,
+    /// The current time.
+    now: UnixMicros,
     deletions: &'a Deletions,
     suppression: &'a mut Suppression,
     origin: Origin<'a>,
@@ -73,8 +73,8 @@ struct Origin<'a> {
     producers: &'a Producers,
     offset: Option<ClockOffset>,
     /// Time of the chunk, and the maximum to which it is clamped.
-    accepted: u64,
-    accepted_max: u64,
+    accepted: UnixMicros,
+    accepted_max: UnixMicros,
 }
 
 impl Origin<'_> {
@@ -84,19 +84,15 @@ impl Origin<'_> {
         Arriving {
             producer: self.producer,
             offset: self.offset,
-            accepted: cookie.accepted_unix_micros + (self.accepted - released),
-            is_delayed: cookie.accepted_unix_micros < released,
+            accepted: cookie.accepted.after(self.accepted.since(released)),
+            is_delayed: cookie.accepted < released,
         }
     }
 
     /// The request of a deletion, whose time is not clamped.
     fn request(&self, deletion: &Deletion) -> Option<Request> {
         let offset = self.offset?;
-        Some(Request::new(
-            self.producer,
-            offset,
-            deletion.until_unix_micros,
-        ))
+        Some(Request::new(self.producer, offset, deletion.until))
     }
 }
 
@@ -122,9 +118,9 @@ impl DedupFilter for AdmissionFilter<'_> {
         let Some(deleted) = admitted else {
             return DedupDecision::Deleted;
         };
-        let accepted = cookie.accepted_unix_micros;
-        cookie.accepted_unix_micros = self.deletions.time_after(deleted, &arriving, accepted);
-        if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
+        let accepted = cookie.accepted;
+        cookie.accepted = self.deletions.time_after(deleted, &arriving, accepted);
+        if cookie.accepted < self.ttls.expired_before(cookie.dsp_id, self.now) {
             DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
             self.suppression.set_deleted(deleted);
@@ -137,7 +133,7 @@ impl DedupFilter for AdmissionFilter<'_> {
     /// Extends the deletion to the latest time of a cookie that any producer accepted before it.
     fn delete(&mut self, deletion: &mut Deletion) {
         let request = self.origin.request(deletion);
-        let requested = deletion.until_unix_micros;
+        let requested = deletion.until;
         let Origin {
             producer,
             producers,
@@ -145,10 +141,10 @@ impl DedupFilter for AdmissionFilter<'_> {
             ..
         } = self.origin;
         let latest = producers.latest_anywhere(producer, requested);
-        let increased = request.as_ref().map_or(0, |request| {
+        let increased = request.as_ref().map_or(UnixMicros(0), |request| {
             self.deletions.increased_until(request.latest_here())
         });
-        deletion.until_unix_micros = latest.min(accepted_max).max(requested).max(increased);
+        deletion.until = latest.min(accepted_max).max(requested).max(increased);
         self.deletions.add_received(deletion, request);
     }
 }
@@ -206,13 +202,10 @@ impl Collector {
     fn add(&mut self, batch: &mut Batch, item: Item) {
         match item {
             Item::Chunk(producer, chunk) => {
-                let (now, at) = (unix_micros(), Instant::now());
-                let latest = self
-                    .clock
-                    .steady(now, at)
-                    .saturating_add(CLOCK_AHEAD_MICROS_MAX);
+                let (now, at) = (clock::now(), Instant::now());
+                let latest = self.clock.steady(now, at).after(CLOCK_AHEAD_MICROS_MAX);
                 let header = chunk.header();
-                if header.accepted_unix_micros > latest {
+                if header.accepted > latest {
                     self.metrics.clock_clamped.inc_by(header.count.into());
                 }
                 let mut suppression = self.suppression.lock();
@@ -228,7 +221,7 @@ impl Collector {
                         producer: &producer,
                         producers: &self.producers,
                         offset: self.producers.clock_offset(&producer),
-                        accepted: header.accepted_unix_micros,
+                        accepted: header.accepted,
                         accepted_max: latest,
                     },
                 };
@@ -247,7 +240,7 @@ impl Collector {
     }
 
     /// Accepts the DSPs in the store.
-    pub(super) fn load(&mut self, stored: &[u32]) {
+    pub(super) fn load(&mut self, stored: &[DspId]) {
         self.update_rejected_dsps();
         self.slots.load(stored);
         self.update_slot_metrics();
@@ -279,7 +272,10 @@ impl Collector {
 
 #[cfg(test)]
 mod tests {
-    use proto::wire::Scope;
+    use proto::{
+        units::{Epoch, Sequence},
+        wire::Scope,
+    };
 
     use super::*;
     use crate::{
@@ -293,11 +289,11 @@ mod tests {
 
     #[test]
     fn cookie_is_stored_again_after_its_deletion_left_the_table() {
-        let began = unix_micros();
-        let after = |seconds: u64| began + seconds * 1_000_000;
+        let began = clock::now();
+        let after = |seconds: u64| began.after(seconds * 1_000_000);
         let deletion = |user: &str, seconds| Deletion {
             scope: Scope::User(user.as_bytes().into()),
-            until_unix_micros: after(seconds),
+            until: after(seconds),
         };
         let hour = Duration::from_secs(3600);
         let ttls = Ttls::new(24 * hour, [].into());
@@ -320,11 +316,11 @@ mod tests {
                     producers: &Producers::default(),
                     offset: None,
                     accepted: after(seconds),
-                    accepted_max: u64::MAX,
+                    accepted_max: UnixMicros::MAX,
                 },
             };
-            let chunk = chunk(1, after(seconds), &[("u", 1, "b")]);
-            batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut filter);
+            let chunk = chunk(1, after(seconds).0, &[("u", 1, "b")]);
+            batch.push_filtered(&"p".into(), &chunk, UnixMicros::MAX, &mut filter);
             suppression.record(batch.id(), outcomes(&batch, &WriteOutcome::default()));
             batch.len()
         };
@@ -340,13 +336,13 @@ mod tests {
     struct Node {
         producers: Producers,
         deletions: Deletions,
-        now: u64,
+        now: UnixMicros,
     }
 
     impl Node {
         fn new() -> Self {
             let producers = Producers::default();
-            let now = producers.steady_micros();
+            let now = producers.steady_now();
             let node = Self {
                 producers,
                 deletions: Deletions::default(),
@@ -355,26 +351,29 @@ mod tests {
             for producer in ["ahead", "behind"] {
                 let cursor = Cursor {
                     producer: producer.into(),
-                    epoch: 1,
-                    sequence: 0,
+                    epoch: Epoch(1),
+                    sequence: Sequence(0),
                     complete: false,
                 };
                 node.producers.load(vec![cursor]);
-                let here = node.producers.steady_micros();
-                node.producers
-                    .measure_clock(producer, here, here + clock(producer, 0) - OFFSET);
+                let here = node.producers.steady_now();
+                node.producers.measure_clock(
+                    producer,
+                    here,
+                    here.after(clock(producer, 0)).before(OFFSET),
+                );
             }
             node
         }
 
         /// Receives a record of user `u` at DSP 1 that `producer` accepted at this time; returns the time that is stored. An empty
         /// buyer uid means a deletion.
-        fn receive(&self, producer: &str, buyer_uid: &str, seconds: u64) -> Option<u64> {
+        fn receive(&self, producer: &str, buyer_uid: &str, seconds: u64) -> Option<UnixMicros> {
             let hour = Duration::from_secs(3600);
             let ttls = Ttls::new(24 * hour, [].into());
             let mut suppression = Suppression::new(Duration::ZERO, 1 << 20, ttls.clone());
             let mut slots = DspSlots::new(BTreeSet::new(), 512);
-            let accepted = self.now + clock(producer, seconds) - OFFSET;
+            let accepted = self.now.after(clock(producer, seconds)).before(OFFSET);
             let producer: Arc<str> = producer.into();
             let mut filter = AdmissionFilter {
                 slots: &mut slots,
@@ -387,15 +386,15 @@ mod tests {
                     producers: &self.producers,
                     offset: self.producers.clock_offset(&producer),
                     accepted,
-                    accepted_max: self.now + CLOCK_AHEAD_MICROS_MAX,
+                    accepted_max: self.now.after(CLOCK_AHEAD_MICROS_MAX),
                 },
             };
             let mut batch = empty(BatchId(0));
-            let chunk = chunk(1, accepted, &[("u", 1, buyer_uid)]);
-            let max = self.now + CLOCK_AHEAD_MICROS_MAX;
+            let chunk = chunk(1, accepted.0, &[("u", 1, buyer_uid)]);
+            let max = self.now.after(CLOCK_AHEAD_MICROS_MAX);
             batch.push_filtered(&producer, &chunk, max, &mut filter);
-            let deleted = batch.deletions().first().map(|it| it.until_unix_micros);
-            let stored = batch.cookies().next().map(|it| it.accepted_unix_micros);
+            let deleted = batch.deletions().first().map(|it| it.until);
+            let stored = batch.cookies().next().map(|it| it.accepted);
             deleted.or(stored)
         }
     }
@@ -426,10 +425,10 @@ mod tests {
             }
             // A restart keeps only the time of the deletion.
             let restarted = Node::new();
-            let time = restarted.now.abs_diff(node.now);
+            let time = restarted.now.since(node.now);
             restarted.deletions.add(&Deletion {
-                scope: Scope::Match(b"u"[..].into(), 1),
-                until_unix_micros: until + time,
+                scope: Scope::Match(b"u"[..].into(), DspId(1)),
+                until: until.after(time),
             });
             assert_eq!(restarted.receive(other, "b", 4), None);
             assert_eq!(restarted.receive(deleter, "b", 4), None);
@@ -444,14 +443,14 @@ mod tests {
         let known = node.receive("behind", "", 5);
         let gone = Cursor {
             producer: "gone".into(),
-            epoch: 1,
-            sequence: 0,
+            epoch: Epoch(1),
+            sequence: Sequence(0),
             complete: false,
         };
         node.producers.load(vec![gone]);
         let until = node.receive("behind", "", 5);
         assert!(until > known);
         // The node was made moments after the start.
-        assert!(until > Some(node.now + CLOCK_AHEAD_MICROS_MAX - SECOND));
+        assert!(until > Some(node.now.after(CLOCK_AHEAD_MICROS_MAX - SECOND)));
     }
 }

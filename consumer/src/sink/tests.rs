@@ -14,8 +14,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use proto::units::DspId;
 use runtime::metrics::Registry;
-use runtime::unix_micros;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -37,7 +37,11 @@ use crate::{
     suppression::Suppression,
     ttl::Ttls,
 };
-use crate::{clock::ClockJumps, deletions::Deletions, producers::Producers};
+use crate::{
+    clock::{self, ClockJumps},
+    deletions::Deletions,
+    producers::Producers,
+};
 use fake::FakeStore;
 
 struct Sink {
@@ -65,7 +69,7 @@ fn no_expiry() -> Ttls {
     Ttls::new(Duration::MAX, BTreeMap::new())
 }
 
-fn no_rejected_dsps() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
+fn no_rejected_dsps() -> tokio::sync::watch::Receiver<BTreeSet<DspId>> {
     tokio::sync::watch::channel(BTreeSet::new()).1
 }
 
@@ -119,7 +123,7 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         suppression,
         metrics: metrics.sink.clone(),
         fast_drain: fast_drain.clone(),
-        clock: ClockJumps::new(unix_micros(), Instant::now()),
+        clock: ClockJumps::new(clock::now(), Instant::now()),
         slots: slots(),
         ttls,
         deletions: Deletions::default(),
@@ -200,7 +204,7 @@ async fn fast_drain_stores_its_batches_and_skips_the_buffer() {
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
     let batches = sink.store.batches.lock();
-    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
+    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence.0)).collect();
     assert_eq!(stored, [(1, 1), (4, 5)]);
     assert_eq!(sink.metrics.subscription.buffer_bytes.get(), 0);
     let counts = settled(&sink.metrics);

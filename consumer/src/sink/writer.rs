@@ -15,7 +15,6 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
-use runtime::unix_micros;
 use tokio::{
     sync::OwnedSemaphorePermit,
     task::yield_now,
@@ -25,6 +24,7 @@ use tokio::{
 use super::{BatchReceiver, Failure, store_caller::StoreCaller};
 use crate::{
     batch::Batch,
+    clock,
     dead_letters::DeadLetters,
     retry_queue::RetryQueue,
     store::{Backlog, Cookies, StoreError, StoredState, WriteOutcome},
@@ -327,7 +327,7 @@ impl Writer {
     /// Counts a durable batch.
     fn count_stored(&self, previous: &UncommittedBatch) {
         let (batch, metrics) = (&previous.batch, &self.caller.metrics);
-        let now = unix_micros();
+        let now = clock::now();
         let outcomes = previous.written.counts(batch.len());
         metrics.ledger.settled(&batch.counts(), &outcomes);
         metrics.batches.inc();
@@ -337,7 +337,7 @@ impl Writer {
         metrics.batch_cookies.observe(f64::from(cookies));
         // Chunk times exclude queueing before release, which would make every node look slow.
         for (released, cookies) in batch.released() {
-            let took = Duration::from_micros(now.saturating_sub(released));
+            let took = Duration::from_micros(now.since(released));
             metrics.stored_seconds.observe(took, cookies);
         }
         let deletions = self.retry_queue.deletions();
@@ -351,7 +351,8 @@ impl Writer {
         }
         for end in batch.completed_epochs() {
             metrics.producer_drains.inc();
-            let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);
+            let (producer, epoch) = (&*end.producer, end.epoch.0);
+            let final_sequence = end.sequence.0;
             tracing::info!(
                 producer,
                 epoch,

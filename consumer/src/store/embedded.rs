@@ -40,8 +40,12 @@ use fjall::{
     compaction::{Leveled, filter::Factory},
 };
 use parking_lot::Mutex;
-use proto::{limits::BUYER_UID_BYTES_MAX, newest};
-use runtime::{open_files, unfinished_store, unix_micros};
+use proto::{
+    limits::BUYER_UID_BYTES_MAX,
+    newest,
+    units::{DspId, UnixMicros},
+};
+use runtime::{open_files, unfinished_store};
 use tokio::time::sleep;
 
 use super::{
@@ -50,14 +54,15 @@ use super::{
 };
 use crate::{
     batch::{Batch, BatchCookie},
+    clock,
     deletions::Deletions,
     ttl::Ttls,
 };
 use expiry::ExpiryFilter;
 use recent::RecentPairs;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, SLOT_PREFIX, be_u64, committed,
-    decode_cursor, dsp_of, encode_cursor, put_value, slot_key, stored_cookie, user_prefix,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, SLOT_PREFIX, committed,
+    decode_cursor, dsp_of, encode_cursor, put_value, slot_key, stored_cookie, time, user_prefix,
 };
 
 /// Size of the block cache.
@@ -94,7 +99,7 @@ struct Inner {
     /// Locked by writers.
     recent: Mutex<RecentPairs>,
     /// DSPs with cookies.
-    slots: Mutex<BTreeSet<u32>>,
+    slots: Mutex<BTreeSet<DspId>>,
     expiry: ExpiryFilter,
     /// [`FILE`], and its inode.
     file: (PathBuf, u64),
@@ -107,7 +112,7 @@ struct Tuning {
     memtable_bytes: u64,
     /// Size of a file of the tree.
     table_bytes: u64,
-    now_unix_micros: fn() -> u64,
+    now: fn() -> UnixMicros,
 }
 
 impl Default for Tuning {
@@ -115,7 +120,7 @@ impl Default for Tuning {
         Self {
             memtable_bytes: 64 << 20,
             table_bytes: 64 << 20,
-            now_unix_micros: unix_micros,
+            now: clock::now,
         }
     }
 }
@@ -290,8 +295,8 @@ impl Inner {
         let file = dir.join(FILE);
         let inode = file.metadata()?.ino();
         let newest = match meta.get(NEWEST_KEY)? {
-            Some(newest) => be_u64(&newest).unwrap_or(u64::MAX),
-            None => 0,
+            Some(newest) => time(&newest).unwrap_or(UnixMicros::MAX),
+            None => UnixMicros(0),
         };
         let mut slots = BTreeSet::new();
         for pair in meta.prefix(SLOT_PREFIX) {
@@ -335,7 +340,7 @@ impl Inner {
         // In key order, which is efficient for the tree.
         for index in batch.by_user() {
             let cookie = batch.cookie(index as usize);
-            let (key, accepted) = (CookieKey::new(&cookie), cookie.accepted_unix_micros);
+            let (key, accepted) = (CookieKey::new(&cookie), cookie.accepted);
             let pair = recent.pair(&cookie);
             if recent.may_have_newer(pair, accepted) && self.has_newer(key.as_slice(), accepted)? {
                 done.stale.push(index);
@@ -349,11 +354,11 @@ impl Inner {
             }
         }
         for cursor in batch.cursors() {
-            let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());
+            let (key, value) = encode_cursor(cursor, (self.tuning.now)());
             writes.insert(&self.meta, key, value);
         }
         if recent.newest() > newest {
-            writes.insert(&self.meta, NEWEST_KEY, recent.newest().to_be_bytes());
+            writes.insert(&self.meta, NEWEST_KEY, recent.newest().0.to_be_bytes());
         }
         writes.commit()?;
         self.check_in_place()?;
@@ -378,19 +383,19 @@ impl Inner {
             .durability(Some(PersistMode::SyncData))
     }
 
-    fn has_newer(&self, key: &[u8], accepted: u64) -> fjall::Result<bool> {
+    fn has_newer(&self, key: &[u8], accepted: UnixMicros) -> fjall::Result<bool> {
         let stored = self.cookies.get(key)?;
-        let stored = stored.as_deref().and_then(be_u64);
+        let stored = stored.as_deref().and_then(time);
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
     fn lookup(&self, user_id: &str, deletions: &Deletions) -> fjall::Result<LookupResult> {
-        let now = (self.tuning.now_unix_micros)();
+        let now = (self.tuning.now)();
         let mut found = LookupResult::default();
         for pair in self.cookies.prefix(user_prefix(user_id.as_bytes())) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
-                (dsp_of(&key), be_u64(&value), value.get(8..))
+                (dsp_of(&key), time(&value), value.get(8..))
             else {
                 continue;
             };
@@ -404,7 +409,7 @@ impl Inner {
         Ok(found)
     }
 
-    fn delete_cursors_before(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, before: UnixMicros) -> fjall::Result<Vec<Arc<str>>> {
         // The writers' lock prevents a commit between the read and the removal.
         let _lock = self.recent.lock();
         let mut deleted = Vec::new();

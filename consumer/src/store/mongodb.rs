@@ -47,12 +47,12 @@ use std::{
 
 use mongodb::bson::{Bson, DateTime, Document};
 use parking_lot::Mutex;
-use runtime::unix_micros;
+use proto::units::{DspId, UnixMicros};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{Receipt, StoreError};
-use crate::{batch::Cursor, ttl::Ttls};
+use crate::{batch::Cursor, clock, ttl::Ttls};
 use breakers::Breakers;
 use commit_times::CommitTimes;
 use connection::Connection;
@@ -78,11 +78,11 @@ pub struct MongodbStore {
     server: Mutex<Option<Receipt>>,
     /// The cursors of that commit.
     committed: Mutex<Vec<Cursor>>,
-    /// Start of this process in microseconds since the Unix epoch. Identifies its commits, together with their number.
+    /// Start of this process, as microseconds since the Unix epoch. Identifies its commits, together with their number.
     started: i64,
     commits: AtomicI64,
     /// Insert strategies by DSP.
-    insert_strategies: Mutex<BTreeMap<u32, Arc<Mutex<InsertStrategy>>>>,
+    insert_strategies: Mutex<BTreeMap<DspId, Arc<Mutex<InsertStrategy>>>>,
     breakers: Breakers,
     /// Tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
@@ -121,7 +121,7 @@ impl MongodbStore {
             dsps: Arc::default(),
             server: Mutex::default(),
             committed: Mutex::default(),
-            started: int(unix_micros()),
+            started: int(clock::now().0),
             commits: AtomicI64::new(0),
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
@@ -138,8 +138,8 @@ impl MongodbStore {
     }
 }
 
-fn date(micros: u64) -> DateTime {
-    DateTime::from_millis(bson::millis(micros))
+fn date(time: UnixMicros) -> DateTime {
+    DateTime::from_millis(bson::millis(time))
 }
 
 /// The documents in the first batch of a reply's cursor.
@@ -150,8 +150,14 @@ fn first_batch(reply: &Document) -> impl Iterator<Item = &Document> {
 }
 
 /// Stored times before the result are covered by a deletion up to `until`: later by the resolution of `t`. 0 for none.
-fn deleted_before(until: u64) -> u64 {
-    until.saturating_add(if until > 0 { 1_000 } else { 0 })
+fn deleted_before(until: UnixMicros) -> UnixMicros {
+    until.after(if until > UnixMicros(0) { 1_000 } else { 0 })
+}
+
+/// A date of BSON as a time; `None` before the Unix epoch.
+fn time(date: DateTime) -> Option<UnixMicros> {
+    let millis = u64::try_from(date.timestamp_millis()).ok()?;
+    Some(UnixMicros(millis.saturating_mul(1_000)))
 }
 
 /// A count or a time as an integer of BSON, saturating.

@@ -4,7 +4,11 @@
 
 use std::{net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 
-use proto::{client, v1};
+use proto::{
+    client,
+    units::{Epoch, Sequence, UnixMicros},
+    v1,
+};
 use runtime::connect::Connector;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Status, transport::Channel};
@@ -32,7 +36,7 @@ pub(super) struct Confirmations {
     pub(super) connector: Connector,
     pub(super) address: SocketAddr,
     pub(super) producer: Arc<str>,
-    pub(super) epoch: u64,
+    pub(super) epoch: Epoch,
 }
 
 /// The position up to which the deletions have taken effect.
@@ -41,14 +45,14 @@ pub(super) struct Confirmations {
 /// while newer deletions are queued.
 #[derive(Debug, Default)]
 struct AppliedPosition {
-    applied: u64,
+    applied: Sequence,
     /// A durable position, and the number of the next deletion at that time.
-    kept: (u64, u64),
+    kept: (Sequence, u64),
 }
 
 impl AppliedPosition {
     /// Updates and returns the position; see [`unapplied`](crate::deletions::Deletions::unapplied).
-    fn advance(&mut self, durable: u64, unapplied: &Range<u64>) -> u64 {
+    fn advance(&mut self, durable: Sequence, unapplied: &Range<u64>) -> Sequence {
         let (position, next) = self.kept;
         if unapplied.start >= next {
             self.applied = position;
@@ -66,13 +70,13 @@ impl Confirmations {
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
         let mut applied = AppliedPosition::default();
-        let (mut reported, mut reported_at) = ((0, 0), Instant::now());
+        let (mut reported, mut reported_at) = (Default::default(), Instant::now());
         let mut failing_since = None;
         loop {
             changes.mark_unchanged();
             let position = self.context.producers.durable(&self.producer);
-            let durable = position.filter(|(epoch, _)| *epoch == self.epoch);
-            let durable = durable.map_or(0, |(_, durable)| durable);
+            let durable = position.filter(|it| it.epoch == self.epoch);
+            let durable = durable.map(|it| it.sequence).unwrap_or_default();
             // The deletions are read after the position, so that they include all deletions up to it.
             let applied = applied.advance(durable, &self.context.deletions.unapplied());
             if reported != (durable, applied) || reported_at.elapsed() >= CLOCK_INTERVAL {
@@ -96,19 +100,19 @@ impl Confirmations {
         }
     }
 
-    async fn report(&self, durable: u64, applied: u64) -> Result<(), Status> {
+    async fn report(&self, durable: Sequence, applied: Sequence) -> Result<(), Status> {
         let request = v1::ConfirmRequest {
             subscriber: self.context.name.clone(),
             durable: Some(v1::Cursor {
                 producer_id: self.producer.to_string(),
-                epoch: self.epoch,
-                sequence: durable,
+                epoch: self.epoch.0,
+                sequence: durable.0,
             }),
-            applied_sequence: applied,
+            applied_sequence: applied.0,
         };
         let request = self.connector.request(request);
         let producers = &self.context.producers;
-        let sent = producers.steady_micros();
+        let sent = producers.steady_now();
         let confirmed = client::confirm(self.channel.clone(), request);
         let confirmed = timeout(REPLY_TIMEOUT, confirmed).await;
         let confirmed = confirmed
@@ -116,7 +120,7 @@ impl Confirmations {
         let confirmed = confirmed.inspect_err(|status| {
             tracing::debug!(producer = &*self.producer, %status, "failed to confirm stored records");
         });
-        producers.measure_clock(&self.producer, sent, confirmed?);
+        producers.measure_clock(&self.producer, sent, UnixMicros(confirmed?));
         Ok(())
     }
 
@@ -143,7 +147,7 @@ mod tests {
     #[test]
     fn position_advances_while_newer_deletions_are_queued() {
         let mut applied = AppliedPosition::default();
-        let mut advance = |durable, unapplied| applied.advance(durable, &unapplied);
+        let mut advance = |durable, unapplied| applied.advance(Sequence(durable), &unapplied).0;
         assert_eq!(advance(10, 1..1), 10, "all have taken effect");
         assert_eq!(advance(20, 1..3), 10);
         assert_eq!(

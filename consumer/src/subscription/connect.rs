@@ -3,6 +3,7 @@
 use proto::{
     client,
     limits::RECEIVE_WINDOW_BYTES,
+    units::UnixMicros,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
     wire::StreamMessage,
 };
@@ -33,7 +34,7 @@ impl Subscription {
     pub(super) async fn handshake(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>, Connection, u64), StreamEnd> {
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>, Connection, UnixMicros), StreamEnd> {
         let (mut stream, connection, sent) = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
             StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream, connection, sent)),
@@ -44,7 +45,7 @@ impl Subscription {
     async fn open(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(Streaming<bytes::Bytes>, Connection, u64), StreamEnd> {
+    ) -> Result<(Streaming<bytes::Bytes>, Connection, UnixMicros), StreamEnd> {
         let unreachable = |error: tonic::transport::Error| StreamEnd::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
             StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
@@ -70,7 +71,7 @@ impl Subscription {
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
             let request = connector.request(request);
-            let sent = self.context.producers.steady_micros();
+            let sent = self.context.producers.steady_now();
             let subscribed = client::subscribe(channel.clone(), request).await?;
             Ok::<_, StreamEnd>((subscribed.into_inner(), channel, sent))
         };
@@ -86,8 +87,8 @@ impl Subscription {
 fn wire_cursor(cursor: &Cursor) -> v1::Cursor {
     v1::Cursor {
         producer_id: cursor.producer.to_string(),
-        epoch: cursor.epoch,
-        sequence: cursor.sequence,
+        epoch: cursor.epoch.0,
+        sequence: cursor.sequence.0,
     }
 }
 

@@ -9,7 +9,7 @@
 //! A loss is reported before the *received* cookies are stored. They are stored in the order of receipt, before the cursor of
 //! the next epoch. If this process dies earlier, the next process resumes from the store's cursor and reports the same loss.
 
-use proto::v1::Tail;
+use proto::{units::Epoch, v1::Tail};
 
 use crate::{batch::Cursor, metrics, producers::ObservedRange};
 
@@ -50,10 +50,11 @@ pub fn report(
     cursor: &Cursor,
     tail: Option<Tail>,
     observed: ObservedRange,
-    new_epoch: u64,
+    new_epoch: Epoch,
 ) {
-    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch, cursor.sequence);
-    let (observed_from, lost_in_gaps) = (observed.from, observed.lost_in_gaps);
+    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch.0, cursor.sequence.0);
+    let (new_epoch, observed_from) = (new_epoch.0, observed.from.0);
+    let lost_in_gaps = observed.lost_in_gaps;
     let count = |loss| metrics.restarts.with_label_values(&[loss]).inc();
     macro_rules! log {
         ($level:ident, $($more:tt)*) => {
@@ -119,7 +120,7 @@ pub fn report(
 pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
     metrics.restarts.with_label_values(&["unknown"]).inc();
     metrics.uncertain_restarts.inc();
-    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch, cursor.sequence);
+    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch.0, cursor.sequence.0);
     tracing::warn!(
         producer,
         epoch,
@@ -130,14 +131,16 @@ pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
 
 #[cfg(test)]
 mod tests {
+    use proto::units::Sequence;
+
     use super::*;
 
     #[track_caller]
     fn check(complete: bool, tail: Option<(u64, bool)>, expected: TailLoss) {
         let cursor = Cursor {
             producer: "p".into(),
-            epoch: 1,
-            sequence: 9,
+            epoch: Epoch(1),
+            sequence: Sequence(9),
             complete,
         };
         let tail = tail.map(|(cookies_max, exact)| Tail { cookies_max, exact });

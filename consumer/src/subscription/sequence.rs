@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proto::{
     ids,
+    units::{Epoch, Sequence},
     v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome, Tail},
     wire::ChunkHeader,
 };
@@ -41,8 +42,8 @@ pub enum Resumption {
 #[derive(Debug)]
 pub struct StreamPosition {
     producer: Arc<str>,
-    epoch: u64,
-    next: u64,
+    epoch: Epoch,
+    next: Sequence,
 }
 
 impl Resumption {
@@ -67,29 +68,27 @@ impl StreamPosition {
         let known = sent
             .iter()
             .find(|cursor| *cursor.producer == *hello.producer_id);
+        let (epoch, first) = (Epoch(hello.epoch), Sequence(hello.first_sequence));
         let (resumption, expected) = match known {
-            None => (Resumption::Fresh, hello.first_sequence.max(1)),
-            Some(known) if known.epoch == hello.epoch => {
-                (Resumption::Resumed, known.sequence.saturating_add(1))
-            }
+            None => (Resumption::Fresh, first.max(Sequence(1))),
+            Some(known) if known.epoch == epoch => (Resumption::Resumed, known.sequence.next()),
             Some(known) => (
                 Resumption::NewEpoch {
                     previous: known.clone(),
                     tail: hello.tail,
                 },
-                1,
+                Sequence(1),
             ),
         };
         let claims_new_epoch = hello.outcome() == ResumeOutcome::NewEpoch;
         let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
-        if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
-            let first = hello.first_sequence;
+        if first != expected || claims_new_epoch != is_new_epoch {
             let what = format!("the stream starts at sequence number {first}, expected {expected}");
             return Err(ProtocolViolation::new(what));
         }
         let position = Self {
             producer: hello.producer_id.as_str().into(),
-            epoch: hello.epoch,
+            epoch,
             next: expected,
         };
         Ok((position, resumption))
@@ -105,7 +104,7 @@ impl StreamPosition {
         Cursor {
             producer: Arc::clone(&self.producer),
             epoch: self.epoch,
-            sequence: self.next - 1,
+            sequence: Sequence(self.next.0 - 1),
             complete: false,
         }
     }
@@ -125,14 +124,14 @@ impl StreamPosition {
     /// # Errors
     /// When the gap does not start at the next sequence number.
     pub fn gap(&mut self, gap: &Gap) -> Result<u64, ProtocolViolation> {
-        self.expect(self.epoch, gap.first_sequence)?;
+        self.expect(self.epoch, Sequence(gap.first_sequence))?;
         if gap.last_sequence < gap.first_sequence || gap.last_sequence == u64::MAX {
             let (first, last) = (gap.first_sequence, gap.last_sequence);
             return Err(ProtocolViolation::new(format!(
                 "invalid gap from {first} to {last}"
             )));
         }
-        self.next = gap.last_sequence + 1;
+        self.next = Sequence(gap.last_sequence + 1);
         Ok(gap.last_sequence - gap.first_sequence + 1)
     }
 
@@ -141,7 +140,7 @@ impl StreamPosition {
     /// # Errors
     /// When cookies are missing.
     pub fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), ProtocolViolation> {
-        self.expect(self.epoch, heartbeat.next_sequence)
+        self.expect(self.epoch, Sequence(heartbeat.next_sequence))
     }
 
     /// Checks that no cookie is missing at the end of the epoch.
@@ -149,7 +148,7 @@ impl StreamPosition {
     /// # Errors
     /// When cookies are missing.
     pub fn goodbye(&self, goodbye: &Goodbye) -> Result<(), ProtocolViolation> {
-        let missing = (goodbye.final_sequence.saturating_add(1)).saturating_sub(self.next);
+        let missing = Sequence(goodbye.final_sequence).next().since(self.next);
         if missing == 0 {
             Ok(())
         } else {
@@ -158,7 +157,7 @@ impl StreamPosition {
         }
     }
 
-    fn expect(&self, epoch: u64, sequence: u64) -> Result<(), ProtocolViolation> {
+    fn expect(&self, epoch: Epoch, sequence: Sequence) -> Result<(), ProtocolViolation> {
         if (epoch, sequence) == (self.epoch, self.next) {
             Ok(())
         } else {
@@ -173,7 +172,7 @@ impl StreamPosition {
 
 #[cfg(test)]
 mod tests {
-    use proto::v1::GapReason;
+    use proto::{units::UnixMicros, v1::GapReason};
 
     use super::*;
 
@@ -193,8 +192,8 @@ mod tests {
     fn cursor(epoch: u64, sequence: u64) -> Cursor {
         Cursor {
             producer: "p".into(),
-            epoch,
-            sequence,
+            epoch: Epoch(epoch),
+            sequence: Sequence(sequence),
             complete: false,
         }
     }
@@ -264,10 +263,10 @@ mod tests {
         let (mut position, _) =
             StreamPosition::begin(&hello(1, 50, ResumeOutcome::Resumed), &[cursor(1, 49)]).unwrap();
         let chunk = |epoch, first_sequence, count| ChunkHeader {
-            epoch,
-            first_sequence,
+            epoch: Epoch(epoch),
+            first_sequence: Sequence(first_sequence),
             count,
-            accepted_unix_micros: 0,
+            accepted: UnixMicros(0),
         };
         let gap = |first_sequence, last_sequence| Gap {
             first_sequence,

@@ -5,6 +5,8 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
+use proto::units::DspId;
+
 use super::*;
 use crate::{
     batch::tests::{chunk, empty},
@@ -34,7 +36,7 @@ impl DerefMut for Table {
 }
 
 fn table(bytes: usize) -> Table {
-    let ttls = [(9, Duration::from_secs(600))].into();
+    let ttls = [(DspId(9), Duration::from_secs(600))].into();
     let table = Suppression::new(HOUR, bytes, Ttls::new(24 * HOUR, ttls));
     Table(table, BatchId(0))
 }
@@ -43,7 +45,7 @@ fn table(bytes: usize) -> Table {
 fn filter(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
     let mut batch = empty(table.1);
     let chunk = chunk(1, BEGAN + at, cookies);
-    batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut table.0);
+    batch.push_filtered(&"p".into(), &chunk, UnixMicros::MAX, &mut table.0);
     table.1 = table.1.next();
     batch
 }
@@ -117,7 +119,7 @@ fn late_duplicate_of_an_expired_cookie_is_written() {
     store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());
     let expires = BEGAN + 10 * MINUTE;
     for (now, expected) in [(expires, Not), (expires + 1, AsKnown)] {
-        table.set_now(now);
+        table.set_now(UnixMicros(now));
         assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), expected);
     }
 }
@@ -170,7 +172,7 @@ fn store_ends_with_the_newest_of_all_cookies() {
                 format!("b{}", random.u8(..2)),
             );
             let chunk = chunk(1, at, &[(&user, 1, &uid)]);
-            batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut table.0);
+            batch.push_filtered(&"p".into(), &chunk, UnixMicros::MAX, &mut table.0);
             let known = newest.entry(user).or_default();
             *known = known.clone().max((at, uid));
         }
@@ -182,10 +184,10 @@ fn store_ends_with_the_newest_of_all_cookies() {
         for (index, cookie) in (0..).zip(previous.cookies()) {
             let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
             let known = stored.entry(text(cookie.user_id)).or_default();
-            if known.0 > cookie.accepted_unix_micros {
+            if known.0 > cookie.accepted.0 {
                 written.stale.push(index);
             } else {
-                *known = (cookie.accepted_unix_micros, text(cookie.buyer_uid));
+                *known = (cookie.accepted.0, text(cookie.buyer_uid));
             }
         }
         record(&mut table, &previous, &written);
@@ -194,7 +196,7 @@ fn store_ends_with_the_newest_of_all_cookies() {
         let user = String::from_utf8(cookie.user_id.to_vec()).unwrap();
         let uid = String::from_utf8(cookie.buyer_uid.to_vec()).unwrap();
         let known = stored.entry(user).or_default();
-        *known = known.clone().max((cookie.accepted_unix_micros, uid));
+        *known = known.clone().max((cookie.accepted.0, uid));
     }
     for (user, (_, uid)) in &newest {
         assert_eq!(&stored[user].1, uid, "{user}");

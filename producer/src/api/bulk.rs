@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{body::Body, extract::Request};
 use http::{StatusCode, request::Parts};
-use proto::limits::DELETION_HORIZON_MICROS;
+use proto::{limits::DELETION_HORIZON_MICROS, units::UnixMicros};
 use runtime::reply::Reply;
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -244,13 +244,13 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError
     serde_json::from_slice(row).map_err(|_| MALFORMED)
 }
 
-/// The time of a row in microseconds since the Unix epoch: the client's time, or now if the client's time is in the future.
+/// The time of a row: the client's time, or now if the client's time is in the future.
 ///
 /// # Errors
 /// [`TOO_OLD`] if it is older than the retention of deletions.
-pub(super) fn time(now_micros: u64, millis: u64) -> Result<u64, RowError> {
-    let time = millis.saturating_mul(1_000).min(now_micros);
-    if now_micros - time > DELETION_HORIZON_MICROS {
+pub(super) fn time(now: UnixMicros, millis: u64) -> Result<UnixMicros, RowError> {
+    let time = UnixMicros(millis.saturating_mul(1_000)).min(now);
+    if now.since(time) > DELETION_HORIZON_MICROS {
         return Err(TOO_OLD);
     }
     Ok(time)

@@ -9,7 +9,7 @@ use std::{borrow::Cow, time::Instant};
 
 use axum::extract::{Request, State};
 use http::StatusCode;
-use proto::{ids, limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
+use proto::{ids, limits::BUYER_UID_BYTES_MAX, units::DspId, wire::CookieRef};
 use runtime::reply::Reply;
 use serde::Deserialize;
 use serde_json::json;
@@ -34,7 +34,7 @@ pub struct Row<'a> {
     #[serde(borrow)]
     pub u: Cow<'a, str>,
     /// The DSP id.
-    pub d: u32,
+    pub d: DspId,
     /// The buyer uid.
     #[serde(borrow)]
     pub b: Cow<'a, str>,
@@ -52,7 +52,7 @@ impl<'a> Row<'a> {
         if !ids::is_user_id(row.u.as_bytes()) {
             return Err(bulk::USER_INVALID);
         }
-        if !ids::is_dsp_id(row.d) {
+        if !row.d.is_valid() {
             return Err(bulk::DSP_INVALID);
         }
         if ids::check_buyer_uid(&row.b, BUYER_UID_BYTES_MAX).is_err() {
@@ -108,7 +108,7 @@ impl Intake for Cookies<'_> {
         match row.t {
             None => self.batch.push(&cookie),
             Some(millis) => {
-                let now = self.api.inner.parts.inlet.log().unix_micros();
+                let now = self.api.inner.parts.inlet.log().now();
                 let accepted = bulk::time(now, millis)?;
                 self.batch.push_accepted(&cookie, accepted, now);
             }

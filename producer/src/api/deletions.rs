@@ -7,7 +7,11 @@ use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use axum::extract::{Path, Request, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode, Uri};
-use proto::{ids, wire::Scope};
+use proto::{
+    ids,
+    units::{DspId, Sequence},
+    wire::Scope,
+};
 use runtime::reply::{self, Reply};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,7 +24,7 @@ use super::{
     receipts::receipt,
     tokens::{Client, DELETE},
 };
-use crate::log::{Deletion, Sequence};
+use crate::log::Deletion;
 
 /// Maximum time that a response waits for nodes.
 const DURABLE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,7 +34,7 @@ const DURABLE_TIMEOUT: Duration = Duration::from_secs(2);
 struct Row<'a> {
     #[serde(borrow)]
     u: Cow<'a, str>,
-    d: Option<u32>,
+    d: Option<DspId>,
     t: Option<u64>,
 }
 
@@ -55,7 +59,7 @@ pub(super) async fn delete_one(
         (Some(_), Some(_)) => "pair",
         _ => "dsp",
     };
-    let dsp_id = dsp.map_or(0, NonZeroU32::get);
+    let dsp_id = dsp.map_or(DspId::NONE, |dsp| DspId(dsp.get()));
     if scope == "dsp" && uri.query() != Some(&*format!("confirm={dsp_id}")) {
         let detail = "this deletes all cookies of the DSP: to confirm, add the id of the DSP to the query, as confirm=ID";
         return Err(Problem::new(INVALID, detail));
@@ -73,7 +77,7 @@ pub(super) async fn delete_one(
     }
     let deletion = Deletion {
         scope: Scope::from_ids(user.unwrap_or_default(), dsp_id),
-        until_unix_micros: None,
+        until: None,
     };
     let sequence = in_log(api.delete(vec![deletion])?).await?;
     api.count_deletions(scope, 1);
@@ -136,21 +140,21 @@ impl Intake for Deletions<'_> {
 
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
         let row: Row<'_> = bulk::parse(row)?;
-        let dsp_id = row.d.unwrap_or(0);
+        let dsp_id = row.d.unwrap_or(DspId::NONE);
         if !ids::is_user_id(row.u.as_bytes()) {
             return Err(bulk::USER_INVALID);
         }
-        if row.d == Some(0) {
+        if row.d == Some(DspId::NONE) {
             return Err(bulk::DSP_INVALID);
         }
         if !client.permissions.may_use(dsp_id) {
             return Err(bulk::FORBIDDEN_DSP);
         }
-        let now = self.api.inner.parts.inlet.log().unix_micros();
+        let now = self.api.inner.parts.inlet.log().now();
         let until = row.t.map(|millis| bulk::time(now, millis));
         self.part.push(Deletion {
             scope: Scope::from_ids(row.u.into_owned(), dsp_id),
-            until_unix_micros: until.transpose()?,
+            until: until.transpose()?,
         });
         Ok(())
     }

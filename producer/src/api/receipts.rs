@@ -9,6 +9,7 @@
 
 use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
+use proto::units::{DspId, Epoch, Sequence};
 use runtime::reply::{Reply, json};
 use serde_json::json;
 
@@ -17,7 +18,7 @@ use super::{
     problem::{NOT_FOUND, Problem, WRONG_PRODUCER, invalid_path},
     tokens::DELETE,
 };
-use crate::{log::Sequence, streams::subscribers::Confirmed};
+use crate::streams::subscribers::Confirmed;
 
 /// The receipt of deletions with these sequence numbers in the log of this producer.
 pub(super) fn receipt(parts: &Parts, first: Sequence, last: Sequence) -> String {
@@ -26,14 +27,14 @@ pub(super) fn receipt(parts: &Parts, first: Sequence, last: Sequence) -> String 
 }
 
 /// The producer, the epoch, and the sequence numbers of a receipt.
-fn parse(text: &str) -> Option<(&str, u64, Sequence, Sequence)> {
+fn parse(text: &str) -> Option<(&str, Epoch, Sequence, Sequence)> {
     // The name of a producer may contain colons.
     let mut parts = text.rsplitn(3, ':');
     let (first, last) = parts.next()?.split_once('-')?;
-    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-    let epoch = parts.next()?.parse().ok()?;
+    let (first, last) = (Sequence(first.parse().ok()?), Sequence(last.parse().ok()?));
+    let epoch = Epoch(parts.next()?.parse().ok()?);
     let producer = parts.next()?;
-    (1..=last)
+    (Sequence(1)..=last)
         .contains(&first)
         .then_some((producer, epoch, first, last))
 }
@@ -62,7 +63,7 @@ pub(super) async fn show(
         return Err(problem.with("producer", producer));
     }
     let is_current = epoch == parts.inlet.log().epoch();
-    if is_current && last > parts.inlet.log().stats().appended {
+    if is_current && last.0 > parts.inlet.log().stats().appended {
         return Err(Problem::new(NOT_FOUND, "unknown receipt"));
     }
     let (mut confirmed, mut pending, mut unknown) = (0, Vec::new(), Vec::new());
@@ -81,7 +82,7 @@ pub(super) async fn show(
         "done": confirmed > 0 && pending.is_empty() && unknown_count == 0,
         "nodes": { "confirmed": confirmed, "pending": pending.len(), "unknown": unknown_count },
     });
-    if client.permissions.may_use(0) {
+    if client.permissions.may_use(DspId::NONE) {
         pending.truncate(NAMES_MAX);
         unknown.truncate(NAMES_MAX);
         status["names"] = json!({ "pending": pending, "unknown": unknown });
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn receipt_with_an_invalid_part_is_rejected() {
-        let valid = Some(("a:b:c", u64::MAX, 3, 5));
+        let valid = Some(("a:b:c", Epoch(u64::MAX), Sequence(3), Sequence(5)));
         assert_eq!(parse("a:b:c:18446744073709551615:3-5"), valid);
         for invalid in [
             "",

@@ -12,7 +12,10 @@ use std::{
 use axum::body::{Body, Bytes};
 use http::{Method, Request, StatusCode};
 use http_body::Frame;
-use proto::limits::CHUNK_BYTES_DEFAULT;
+use proto::{
+    limits::CHUNK_BYTES_DEFAULT,
+    units::{Epoch, Sequence},
+};
 use runtime::reload::NamedFile;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -31,7 +34,7 @@ fn api() -> Api {
 fn api_with(rows_per_second: usize, limits: Option<&str>) -> Api {
     let registry = Registry::new();
     let log = Log::new(log::Config {
-        epoch: 7,
+        epoch: Epoch(7),
         bytes_max: 1 << 20,
         chunk_bytes: CHUNK_BYTES_DEFAULT,
         chunk_age: Duration::from_millis(10),
@@ -272,7 +275,7 @@ async fn row_with_a_time_never_looks_newer() {
         reason = "the task ends with the test's runtime"
     )]
     tokio::spawn(parts.inlet.clone().run(parts.draining.clone()));
-    let mut reader = parts.inlet.log().reader(1, u64::MAX, 0);
+    let mut reader = parts.inlet.log().reader(Sequence(1), u64::MAX, Sequence(0));
     let now = runtime::unix_micros() / 1_000;
     for dsp in [17, 18] {
         for millis in now - 10..now {
@@ -288,7 +291,7 @@ async fn row_with_a_time_never_looks_newer() {
         let chunk = chunk.cookies_from(first);
         for record in chunk.records() {
             let cookie = record.unwrap().cookie().unwrap();
-            let accepted = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
+            let accepted = cookie.accepted(chunk.header().accepted);
             assert_eq!(format!("{}000", cookie.user_id), accepted.to_string());
             count += 1;
         }

@@ -8,6 +8,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use proto::units::DspId;
 use runtime::token;
 
 /// A file of tokens.
@@ -20,7 +21,7 @@ pub(super) type Client = token::Client<Permissions>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permissions {
     /// DSPs whose cookies the client may add or delete; `None` for all.
-    dsps: Option<BTreeSet<u32>>,
+    dsps: Option<BTreeSet<DspId>>,
     pub(super) names: BTreeSet<&'static str>,
 }
 
@@ -43,7 +44,7 @@ pub(super) fn local() -> Arc<Client> {
 
 impl Permissions {
     /// Whether they cover this DSP, or all DSPs if `dsp_id` is 0.
-    pub(super) fn may_use(&self, dsp_id: u32) -> bool {
+    pub(super) fn may_use(&self, dsp_id: DspId) -> bool {
         self.dsps.as_ref().is_none_or(|dsps| dsps.contains(&dsp_id))
     }
 }
@@ -54,7 +55,7 @@ impl token::Permissions for Permissions {
 
     fn parse(words: &[&str]) -> Result<Self, String> {
         let dsp = |text: &str| match text.parse() {
-            Ok(dsp_id) if dsp_id > 0 => Ok(dsp_id),
+            Ok(dsp_id @ DspId(1..)) => Ok(dsp_id),
             _ => Err("expected DSP ids separated by commas, or *".to_owned()),
         };
         let name = |text: &str| match text {
@@ -82,12 +83,12 @@ mod tests {
     fn token_has_only_the_listed_dsps_and_permissions() {
         let one = Permissions::parse(&["1,2", "write"]).unwrap();
         assert_eq!(
-            [0, 1, 2, 3].map(|dsp| one.may_use(dsp)),
+            [0, 1, 2, 3].map(|dsp| one.may_use(DspId(dsp))),
             [false, true, true, false]
         );
         assert!(one.names.contains(WRITE) && !one.names.contains(DELETE));
         let two = Permissions::parse(&["*", "write,delete"]).unwrap();
-        assert!(two.may_use(0) && two.may_use(3) && two.names.contains(DELETE));
+        assert!(two.may_use(DspId(0)) && two.may_use(DspId(3)) && two.names.contains(DELETE));
         for invalid in [["0", "write"], ["x", "write"], ["*", "admin"]] {
             assert!(Permissions::parse(&invalid).is_err(), "{invalid:?}");
         }

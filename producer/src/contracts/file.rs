@@ -40,8 +40,11 @@ use std::{
 
 use limits::rules::{ConfigErrors, Rules, Sharing, Tables, Unknown};
 use limits_sharing::dsp_limits;
-use proto::limits::CONTRACTS_MAX;
-use proto::{ids::hygiene::Flaw, limits::BUYER_UID_BYTES_MAX};
+use proto::{
+    ids::hygiene::Flaw,
+    limits::{BUYER_UID_BYTES_MAX, CONTRACTS_MAX},
+    units::DspId,
+};
 use runtime::{
     reload::{NamedFile, Reloader, Source},
     settings::{self, TIME_MAX},
@@ -259,13 +262,13 @@ impl Reader {
         value: Value,
         defaults: &Contract,
         are_complete: bool,
-    ) -> Option<(u32, Contract)> {
+    ) -> Option<(DspId, Contract)> {
         let path = format!("dsp.{}", key.escape_debug());
         // Only the canonical form: `017` would be a second table of the same DSP.
         let dsp_id = key
             .parse()
             .ok()
-            .filter(|id: &u32| *id > 0 && id.to_string() == key);
+            .filter(|id: &DspId| id.is_valid() && id.to_string() == key);
         if dsp_id.is_none() {
             let what = "invalid DSP id: use a number from 1 to 4294967295, as in [dsp.17]";
             self.tables.error(&path, what);

@@ -170,12 +170,14 @@ pub fn check_host(host: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use proto::units::DspId;
+
     use super::*;
     use crate::edge::query::{Query, Scratch};
 
     const COOKIE: CookieRef<'_> = CookieRef {
         user_id: "u/1",
-        dsp_id: 17,
+        dsp_id: DspId(17),
         buyer_uid: "a b&c=ü~",
         age_micros: 0,
     };

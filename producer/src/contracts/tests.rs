@@ -139,10 +139,13 @@ fn names_are_unique_among_dsps_and_bounded() {
     let text = "[dsp.17]\nnames = ['AppNexus', 'adnxs', 'adnxs']\n[dsp.18]\nname = 'b'\nnames = ['b', 'c']\n";
     let contracts = file::parse(text).unwrap();
     for (name, dsp) in [("appnexus", 17), ("adnxs", 17), ("b", 18), ("c", 18)] {
-        assert_eq!(contracts.by_name[name], dsp);
+        assert_eq!(contracts.by_name[name], DspId(dsp));
     }
     assert_eq!(
-        (&*contracts.of(17).name, &*contracts.of(18).name),
+        (
+            &*contracts.of(DspId(17)).name,
+            &*contracts.of(DspId(18)).name
+        ),
         ("AppNexus", "b")
     );
     assert!(
@@ -359,8 +362,8 @@ fn reload_that_changes_sharing_is_refused() {
         error.ends_with("restart the producer to change it"),
         "{error}"
     );
-    assert!(file.current().lists(17));
+    assert!(file.current().lists(DspId(17)));
     write("[dsp.19]\n");
     file.reload_once();
-    assert!(file.error().is_none() && file.current().lists(19));
+    assert!(file.error().is_none() && file.current().lists(DspId(19)));
 }

@@ -23,7 +23,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally, &mut known);
         }
-        tally.note(dsp_id, Verdict::Record([None; 2]));
+        tally.note(DspId(dsp_id), Verdict::Record([None; 2]));
     }
     dsps.add(&mut tally, &mut known);
 }
@@ -89,8 +89,8 @@ fn rejections_are_counted_by_dsp_and_reason() {
     let dsps = dsps(&[]);
     let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
     dsps.refresh(&mut known);
-    tally.note_rejected(Some(17), Rejection::UserMissing);
-    tally.note_rejected(Some(17), Rejection::UserMissing);
+    tally.note_rejected(Some(DspId(17)), Rejection::UserMissing);
+    tally.note_rejected(Some(DspId(17)), Rejection::UserMissing);
     tally.note_rejected(None, Rejection::DspMissing);
     dsps.add(&mut tally, &mut known);
     assert!(!tally.is_full() && tally.len == 0);
@@ -131,7 +131,9 @@ fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
     dsps.refresh(&mut known);
     let is_rejected = |&dsp_id: &u32| {
         let contracts = known.contracts();
-        let verdict = contracts.decide(contracts.of(dsp_id), "id", None).verdict;
+        let verdict = contracts
+            .decide(contracts.of(DspId(dsp_id)), "id", None)
+            .verdict;
         let refused = Verdict::Refuse(Rejection::DspUnknown);
         assert!([refused, Verdict::Record([None; 2])].contains(&verdict));
         verdict == refused

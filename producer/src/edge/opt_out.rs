@@ -164,7 +164,7 @@ impl OptOut {
         {
             let deletion = Deletion {
                 scope: Scope::User(user_id.to_owned()),
-                until_unix_micros: None,
+                until: None,
             };
             if !deletions.contains(&deletion) {
                 deletions.push(deletion);

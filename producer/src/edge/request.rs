@@ -5,6 +5,7 @@
 use proto::{
     ids::{self, InvalidId},
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    units::DspId,
     wire::CookieRef,
 };
 
@@ -15,7 +16,7 @@ use crate::contracts::{answer::Answer, rejection::Rejection};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatedMatch<'a> {
     /// The DSP id.
-    pub dsp_id: u32,
+    pub dsp_id: DspId,
     /// The buyer uid.
     pub buyer_uid: Value<'a>,
     /// Replaces the answer of the contract, if set.
@@ -68,12 +69,12 @@ impl<'a> StatedMatch<'a> {
 }
 
 /// The DSP of a query that was rejected for another reason; `None` if it is invalid or repeated.
-pub fn dsp_id(query: &Query<'_>) -> Option<u32> {
+pub fn dsp_id(query: &Query<'_>) -> Option<DspId> {
     let value = query.dsp_id.value((), ()).ok()?;
     parse_dsp_id(value.text).ok()
 }
 
-fn parse_dsp_id(digits: &str) -> Result<u32, Rejection> {
+fn parse_dsp_id(digits: &str) -> Result<DspId, Rejection> {
     let mut dsp_id: u32 = 0;
     for digit in digits.bytes() {
         if !digit.is_ascii_digit() {
@@ -85,10 +86,10 @@ fn parse_dsp_id(digits: &str) -> Result<u32, Rejection> {
             .ok_or(Rejection::DspInvalid)?;
     }
     // An empty value yields 0, which is invalid.
-    if !ids::is_dsp_id(dsp_id) {
-        return Err(Rejection::DspInvalid);
+    match DspId(dsp_id) {
+        dsp_id if dsp_id.is_valid() => Ok(dsp_id),
+        _ => Err(Rejection::DspInvalid),
     }
-    Ok(dsp_id)
 }
 
 fn parse_buyer_uid(value: Value<'_>) -> Result<&str, Rejection> {
@@ -129,7 +130,7 @@ mod tests {
         let parsed = found.map(|(buyer_uid, cookie)| {
             let cookie = cookie.unwrap();
             assert_eq!(cookie.buyer_uid, buyer_uid);
-            (cookie.user_id, cookie.dsp_id, buyer_uid)
+            (cookie.user_id, cookie.dsp_id.0, buyer_uid)
         });
         assert_eq!(parsed, expected, "{query} {cookies:?}");
     }

@@ -4,6 +4,8 @@
 //! ignored. The checks are in the order of `endpoints/setuid.go` of Prebid Server: if a request contains several errors,
 //! the first one determines the status. Without a `[privacy]` table, the privacy signals are checked here.
 
+use proto::units::DspId;
+
 use super::{
     query::{Query, Value},
     request::StatedMatch,
@@ -26,7 +28,7 @@ pub fn parse<'a>(
     query: &Query<'a>,
     opted_out: bool,
     contracts: &Contracts,
-) -> Result<StatedMatch<'a>, (Option<u32>, Rejection)> {
+) -> Result<StatedMatch<'a>, (Option<DspId>, Rejection)> {
     let bidder = query.bidder.map_or("", |it| it.text).to_lowercase();
     let dsp_id = contracts.by_name.get(&bidder).copied();
     if opted_out {

@@ -4,6 +4,8 @@
 //! call and fits a page, so a killed process leaves no partial write. A partly invalid record is rejected entirely, because
 //! an unreadable epoch may contain any number of cookies.
 
+use proto::units::{Epoch, Sequence};
+
 /// Maximum number of epochs, including the current one. A subscriber that missed more restarts gets no bound.
 pub(super) const EPOCHS_MAX: usize = 16;
 
@@ -17,9 +19,9 @@ const ENTRY_BYTES: usize = 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RecordEntry {
     /// Never 0.
-    pub(super) epoch: u64,
+    pub(super) epoch: Epoch,
     /// Upper bound of its sequence numbers.
-    pub(super) end: u64,
+    pub(super) end: Sequence,
     /// Whether `end` is its last sequence number.
     pub(super) is_exact: bool,
 }
@@ -29,7 +31,7 @@ pub(super) fn encode(entries: &[RecordEntry]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(RECORD_BYTES);
     bytes.extend(MAGIC);
     for entry in entries {
-        for number in [entry.epoch, entry.end, entry.is_exact.into()] {
+        for number in [entry.epoch.0, entry.end.0, entry.is_exact.into()] {
             bytes.extend(number.to_le_bytes());
         }
     }
@@ -51,11 +53,11 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Vec<RecordEntry>> {
     let numbers: Vec<u64> = words.iter().map(|it| u64::from_le_bytes(*it)).collect();
     let (entries, _) = numbers.as_chunks();
     let entries = entries.iter().map(|&[epoch, end, is_exact]| RecordEntry {
-        epoch,
-        end,
+        epoch: Epoch(epoch),
+        end: Sequence(end),
         is_exact: is_exact == 1,
     });
-    Some(entries.take_while(|entry| entry.epoch != 0).collect())
+    Some(entries.take_while(|entry| entry.epoch.0 != 0).collect())
 }
 
 /// 64-bit FNV-1a: detects torn or overwritten data, but not forgery.
@@ -76,8 +78,8 @@ mod tests {
 
     fn entries(count: u64) -> Vec<RecordEntry> {
         let entry = |n: u64| RecordEntry {
-            epoch: 1_000 + n,
-            end: n,
+            epoch: Epoch(1_000 + n),
+            end: Sequence(n),
             is_exact: n % 2 == 1,
         };
         (0..count).map(entry).collect()

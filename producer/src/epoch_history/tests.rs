@@ -25,7 +25,7 @@ fn start(dir: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
 }
 
 fn try_start(dir: &TempDir, now: u64) -> (EpochHistory, Option<CurrentEpoch>) {
-    begin(dir.path(), "p:7676", now, &Registry::new()).unwrap()
+    begin(dir.path(), "p:7676", Epoch(now), &Registry::new()).unwrap()
 }
 
 fn path(dir: &TempDir) -> PathBuf {
@@ -49,9 +49,9 @@ fn clean_shutdown_is_exact_and_missed_epochs_are_added() {
     let dir = memory();
     for (now, end) in [(NOW, 500), (NOW + 1, 70)] {
         let (history, mut current) = start(&dir, now);
-        assert_eq!(history.epoch(), now);
-        current.reserve(10);
-        current.end(end);
+        assert_eq!(history.epoch(), Epoch(now));
+        current.reserve(Sequence(10));
+        current.end(Sequence(end));
     }
     let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW, 450)), tail(120, true));
@@ -65,13 +65,13 @@ fn clean_shutdown_is_exact_and_missed_epochs_are_added() {
 fn killed_epoch_is_bounded_exactly_if_it_was_idle() {
     let dir = memory();
     let (_, mut current) = start(&dir, NOW);
-    current.reserve(10);
+    current.reserve(Sequence(10));
     drop(current);
     let (history, mut current) = start(&dir, NOW + 1);
     assert_eq!(history.tail(&cursor(NOW, 4)), tail(6 + BOUND_STEP, false));
     drop(history);
-    current.reserve(2_000);
-    current.settle(2_000);
+    current.reserve(Sequence(2_000));
+    current.settle(Sequence(2_000));
     drop(current);
     let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW + 1, 2_000)), tail(0, false));
@@ -82,7 +82,7 @@ fn killed_epoch_is_bounded_exactly_if_it_was_idle() {
 #[test]
 fn epoch_increases_if_the_clock_does_not() {
     let dir = memory();
-    let epochs = [NOW, NOW, 5].map(|now| start(&dir, now).0.epoch());
+    let epochs = [NOW, NOW, 5].map(|now| start(&dir, now).0.epoch().0);
     assert_eq!(epochs, [NOW, NOW + 1, NOW + 2]);
 }
 
@@ -90,7 +90,7 @@ fn epoch_increases_if_the_clock_does_not() {
 fn only_the_newest_epochs_are_kept() {
     let dir = memory();
     for now in 0..20 {
-        start(&dir, NOW + now).1.end(1);
+        start(&dir, NOW + now).1.end(Sequence(1));
     }
     let (history, _current) = start(&dir, NOW + 20);
     assert_eq!(history.tail(&cursor(NOW + 4, 0)), None);
@@ -101,7 +101,7 @@ fn only_the_newest_epochs_are_kept() {
 #[test]
 fn second_process_with_the_same_id_invalidates_the_record() {
     let dir = memory();
-    start(&dir, NOW).1.end(5);
+    start(&dir, NOW).1.end(Sequence(5));
     let (first, mut current) = start(&dir, NOW + 1);
     assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
     let (second, unrecorded) = try_start(&dir, NOW + 2);
@@ -112,7 +112,7 @@ fn second_process_with_the_same_id_invalidates_the_record() {
         None,
         "the second process also ran"
     );
-    current.end(9);
+    current.end(Sequence(9));
     drop((first, current));
     let (third, _current) = start(&dir, NOW + 3);
     assert_eq!(third.tail(&cursor(NOW + 1, 9)), None);
@@ -121,12 +121,12 @@ fn second_process_with_the_same_id_invalidates_the_record() {
 #[test]
 fn corrupt_record_is_discarded_and_the_next_epoch_is_recorded() {
     let dir = memory();
-    start(&dir, NOW).1.end(5);
+    start(&dir, NOW).1.end(Sequence(5));
     for garbage in [&b"nonsense"[..], &[0xff; 784], &[0xff; 5_000]] {
         fs::write(path(&dir), garbage).unwrap();
         let (history, mut current) = start(&dir, NOW + 1);
         assert_eq!(history.tail(&cursor(NOW, 5)), None);
-        current.end(3);
+        current.end(Sequence(3));
         drop((history, current));
         let (history, _current) = start(&dir, NOW + 2);
         assert_eq!(history.tail(&cursor(NOW + 1, 1)), tail(2, true));
@@ -157,8 +157,8 @@ fn link_or_shared_file_is_removed_without_changing_its_target() {
 fn unrecorded_epoch_makes_the_history_unknown() {
     let dir = memory();
     let (_, mut current) = start(&dir, NOW);
-    current.reserve(10);
-    current.end(10);
+    current.reserve(Sequence(10));
+    current.end(Sequence(10));
     drop(current);
     fs::set_permissions(path(&dir), fs::Permissions::from_mode(0o644)).unwrap();
     drop(try_start(&dir, NOW + 1));
@@ -169,16 +169,19 @@ fn unrecorded_epoch_makes_the_history_unknown() {
 #[test]
 fn missing_directory_disables_only_the_record() {
     let dir = Path::new("/nonexistent/directory");
-    let (history, current) = begin(dir, "p", NOW, &Registry::new()).unwrap();
+    let (history, current) = begin(dir, "p", Epoch(NOW), &Registry::new()).unwrap();
     assert!(current.is_none());
-    assert_eq!((history.epoch(), history.tail(&cursor(1, 1))), (NOW, None));
+    assert_eq!(
+        (history.epoch().0, history.tail(&cursor(1, 1))),
+        (NOW, None)
+    );
 }
 
 #[test]
 fn failed_write_removes_the_record() {
     let dir = memory();
     let (history, mut current) = start(&dir, NOW);
-    current.reserve(10);
+    current.reserve(Sequence(10));
     // The same file, but not open for writing.
     current.file = Some(Arc::new(RecordFile {
         file: File::open(path(&dir)).unwrap(),
@@ -186,7 +189,11 @@ fn failed_write_removes_the_record() {
         _lock: FileLock::acquire(tempfile::tempfile().unwrap()).unwrap(),
     }));
     let recorded = current.recorded.clone();
-    assert_eq!(current.reserve(20_000), u64::MAX, "reserves nothing more");
+    assert_eq!(
+        current.reserve(Sequence(20_000)),
+        Sequence::MAX,
+        "reserves nothing more"
+    );
     assert_eq!(recorded.get(), 0);
     drop((history, current));
     let (history, _current) = start(&dir, NOW + 1);
@@ -216,9 +223,9 @@ fn runs_that_start_at_the_same_time_have_different_epochs() {
     let now = 1_767_225_600_000_000;
     assert_ne!(epoch_at(now, 1), epoch_at(now, 2));
     for random in [0, 1, u64::MAX] {
-        assert!(epoch_at(now, random).abs_diff(now) < 1 << EPOCH_RANDOM_BITS);
+        assert!(epoch_at(now, random).0.abs_diff(now) < 1 << EPOCH_RANDOM_BITS);
     }
-    assert_eq!(epoch_at(0, 0), 1);
+    assert_eq!(epoch_at(0, 0), Epoch(1));
 }
 
 /// An event of a simulated producer.
@@ -248,7 +255,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Debug)]
 struct EndedEpoch {
     epoch: u64,
-    last: Sequence,
+    last: u64,
     is_known: bool,
     is_exact: bool,
 }
@@ -287,12 +294,12 @@ proptest! {
                 Step::Append(count) => {
                     last += count;
                     if last > reserved {
-                        reserved = current.reserve(last);
+                        reserved = current.reserve(Sequence(last)).0;
                     }
                     continue;
                 }
                 Step::Idle => {
-                    reserved = current.settle(last);
+                    reserved = current.settle(Sequence(last)).0;
                     continue;
                 }
                 Step::Kill => (true, false),
@@ -304,11 +311,11 @@ proptest! {
                     (false, false)
                 }
                 Step::Stop => {
-                    current.end(last);
+                    current.end(Sequence(last));
                     (true, true)
                 }
             };
-            ended.push(EndedEpoch { epoch: history.epoch(), last, is_known, is_exact });
+            ended.push(EndedEpoch { epoch: history.epoch().0, last, is_known, is_exact });
             drop((history, current));
             (history, current) = start(&dir, NOW + 1_000 * ended.len() as u64);
             (last, reserved) = (0, 0);

@@ -7,8 +7,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use proto::wire::{CookieRef, Scope};
+use proto::{
+    units::{DspId, UnixMicros},
+    wire::{CookieRef, Scope},
+};
 
+use super::clock::MonotonicNanos;
 use crate::log::Deletion;
 
 /// Memory of a cookie besides its ids: the struct, its entry in each index, and allocator overhead.
@@ -23,13 +27,13 @@ pub(super) struct QueuedCookie {
     /// The user id followed by the buyer uid.
     ids: Box<[u8]>,
     user_id_bytes: u8,
-    pub(super) dsp_id: u32,
-    /// When it was accepted, in microseconds since the Unix epoch; its age at release is computed from this.
-    pub(super) accepted_unix_micros: u64,
-    /// The same time, in nanoseconds of the clock of the limits.
-    pub(super) accepted: u64,
+    pub(super) dsp_id: DspId,
+    /// When it was accepted; its age at release is computed from this.
+    pub(super) accepted: UnixMicros,
+    /// The same time, by the clock of the limits.
+    pub(super) accepted_at: MonotonicNanos,
     /// When it entered the queue, on acceptance or at the last requeue.
-    pub(super) entered: u64,
+    pub(super) entered: MonotonicNanos,
     /// How often it was requeued as overdue.
     pub(super) requeues: u32,
     pub(super) state: CookieState,
@@ -42,24 +46,28 @@ pub(super) enum CookieState {
     /// In the FIFO, at this position.
     Queued(u64),
     /// Its wait would have been too long; it is rescheduled at this time.
-    Deferred(u64),
+    Deferred(MonotonicNanos),
     /// An overdue cookie that is not requeued before this time.
-    Overdue(u64),
+    Overdue(MonotonicNanos),
     /// An overdue cookie that is not requeued any more.
     Parked,
 }
 
 impl QueuedCookie {
-    /// A cookie to queue. `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the clock of the limits.
-    pub(super) fn new(cookie: &CookieRef<'_>, accepted_unix_micros: u64, accepted: u64) -> Self {
+    /// A cookie to queue. `accepted` and `accepted_at` are the same time, on the system clock and on the clock of the limits.
+    pub(super) fn new(
+        cookie: &CookieRef<'_>,
+        accepted: UnixMicros,
+        accepted_at: MonotonicNanos,
+    ) -> Self {
         let (user_id, buyer_uid) = (cookie.user_id.as_bytes(), cookie.buyer_uid.as_bytes());
         Self {
             ids: [user_id, buyer_uid].concat().into_boxed_slice(),
             user_id_bytes: u8::try_from(user_id.len()).expect("a user id has at most 64 bytes"),
             dsp_id: cookie.dsp_id,
-            accepted_unix_micros,
             accepted,
-            entered: accepted,
+            accepted_at,
+            entered: accepted_at,
             requeues: 0,
             state: CookieState::Queued(0),
             hash: 0,
@@ -70,10 +78,10 @@ impl QueuedCookie {
         as_text(&self.ids[..usize::from(self.user_id_bytes)])
     }
 
-    /// The cookie with its age at `now_unix_micros`.
-    pub(super) fn with_age(&self, now_unix_micros: u64) -> CookieRef<'_> {
+    /// The cookie with its age at `now`.
+    pub(super) fn with_age(&self, now: UnixMicros) -> CookieRef<'_> {
         CookieRef {
-            age_micros: now_unix_micros.saturating_sub(self.accepted_unix_micros),
+            age_micros: now.since(self.accepted),
             ..self.cookie()
         }
     }
@@ -88,7 +96,7 @@ impl QueuedCookie {
         }
     }
 
-    fn has_ids(&self, user_id: &str, dsp_id: u32) -> bool {
+    fn has_ids(&self, user_id: &str, dsp_id: DspId) -> bool {
         self.dsp_id == dsp_id && self.user_id() == user_id
     }
 
@@ -113,16 +121,16 @@ pub(super) struct CookieTable {
     pub(super) fifo: BTreeSet<(u64, CookieIndex)>,
     next_position: u64,
     /// Deferred cookies, by the time of their next attempt.
-    pub(super) deferred: BTreeSet<(u64, CookieIndex)>,
+    pub(super) deferred: BTreeSet<(MonotonicNanos, CookieIndex)>,
     /// Overdue cookies, by the time from which they may be requeued.
-    pub(super) overdue: BTreeSet<(u64, CookieIndex)>,
+    pub(super) overdue: BTreeSet<(MonotonicNanos, CookieIndex)>,
     /// Overdue cookies that are not requeued any more.
-    pub(super) parked: BTreeSet<(u64, CookieIndex)>,
+    pub(super) parked: BTreeSet<CookieIndex>,
     /// All cookies, by acceptance time.
-    by_age: BTreeSet<(u64, CookieIndex)>,
+    by_age: BTreeSet<(MonotonicNanos, CookieIndex)>,
     bytes: u64,
     /// Number of cookies in the table by DSP.
-    dsps: HashMap<u32, u32>,
+    dsps: HashMap<DspId, u32>,
 }
 
 impl CookieTable {
@@ -145,7 +153,7 @@ impl CookieTable {
         };
         self.index
             .insert_unique(spread(hash), (hash, at), |(hash, _)| spread(*hash));
-        self.add_to_sets(at);
+        self.update_sets(at, true);
     }
 
     /// The state of a cookie that joins the FIFO at its end.
@@ -155,7 +163,7 @@ impl CookieTable {
     }
 
     /// Finds the cookie of a user at a DSP.
-    pub(super) fn find(&self, user_id: &str, dsp_id: u32) -> Option<CookieIndex> {
+    pub(super) fn find(&self, user_id: &str, dsp_id: DspId) -> Option<CookieIndex> {
         if self.index.is_empty() {
             return None;
         }
@@ -178,8 +186,8 @@ impl CookieTable {
             Scope::Dsp(dsp_id) => all().filter(|at| self.get(*at).dsp_id == *dsp_id).collect(),
             Scope::All => all().collect(),
         };
-        let until = deletion.until_unix_micros.unwrap_or(u64::MAX);
-        covered.retain(|at| self.get(*at).accepted_unix_micros <= until);
+        let until = deletion.until.unwrap_or(UnixMicros::MAX);
+        covered.retain(|at| self.get(*at).accepted <= until);
         covered
     }
 
@@ -194,7 +202,7 @@ impl CookieTable {
 
     /// Replaces a cookie with a newer one of the same pair, which inherits the state.
     pub(super) fn replace(&mut self, at: CookieIndex, mut newer: QueuedCookie) {
-        self.remove_from_sets(at);
+        self.update_sets(at, false);
         let cookie = self.get_mut(at);
         newer.hash = cookie.hash;
         newer.state = cookie.state;
@@ -202,26 +210,26 @@ impl CookieTable {
         let after = newer.bytes();
         *cookie = newer;
         self.bytes = self.bytes - before + after;
-        self.add_to_sets(at);
+        self.update_sets(at, true);
     }
 
     /// Changes the state of a cookie.
     pub(super) fn set_state(&mut self, at: CookieIndex, state: CookieState) {
-        self.remove_from_sets(at);
+        self.update_sets(at, false);
         self.get_mut(at).state = state;
-        self.add_to_sets(at);
+        self.update_sets(at, true);
     }
 
     /// Counts a requeue of an overdue cookie, which enters the queue again.
-    pub(super) fn requeue(&mut self, at: CookieIndex, now: u64) {
+    pub(super) fn requeue(&mut self, at: CookieIndex, now: MonotonicNanos) {
         let cookie = self.get_mut(at);
         cookie.requeues += 1;
         cookie.entered = now;
     }
 
     /// Makes all parked cookies eligible for requeue again.
-    pub(super) fn unpark(&mut self, now: u64) {
-        for (_, at) in self.parked.clone() {
+    pub(super) fn unpark(&mut self, now: MonotonicNanos) {
+        for at in self.parked.clone() {
             self.get_mut(at).requeues = 0;
             self.set_state(at, CookieState::Overdue(now));
         }
@@ -229,7 +237,7 @@ impl CookieTable {
 
     /// Removes a cookie.
     pub(super) fn remove(&mut self, at: CookieIndex) -> QueuedCookie {
-        self.remove_from_sets(at);
+        self.update_sets(at, false);
         let cookie = self.cookies[at as usize].take().expect("in the table");
         self.free.push(at);
         self.bytes -= cookie.bytes();
@@ -246,7 +254,7 @@ impl CookieTable {
     }
 
     /// The oldest cookie: when it was accepted, and its index.
-    pub(super) fn oldest(&self) -> Option<(u64, CookieIndex)> {
+    pub(super) fn oldest(&self) -> Option<(MonotonicNanos, CookieIndex)> {
         self.by_age.first().copied()
     }
 
@@ -260,35 +268,30 @@ impl CookieTable {
         self.bytes
     }
 
-    fn add_to_sets(&mut self, at: CookieIndex) {
-        let QueuedCookie {
-            accepted, state, ..
-        } = *self.get(at);
-        let (set, key) = self.set_of(state);
-        set.insert((key, at));
-        self.by_age.insert((accepted, at));
-    }
-
-    fn remove_from_sets(&mut self, at: CookieIndex) {
-        let QueuedCookie {
-            accepted, state, ..
-        } = *self.get(at);
-        let (set, key) = self.set_of(state);
-        set.remove(&(key, at));
-        self.by_age.remove(&(accepted, at));
-    }
-
-    /// The set of cookies in this state, and the key within it.
-    fn set_of(&mut self, state: CookieState) -> (&mut BTreeSet<(u64, CookieIndex)>, u64) {
-        match state {
-            CookieState::Queued(position) => (&mut self.fifo, position),
-            CookieState::Deferred(retry_at) => (&mut self.deferred, retry_at),
-            CookieState::Overdue(requeue_at) => (&mut self.overdue, requeue_at),
-            CookieState::Parked => (&mut self.parked, 0),
+    /// Adds a cookie to the set of its state and to that of all cookies, or removes it.
+    fn update_sets(&mut self, at: CookieIndex, is_added: bool) {
+        fn update<K: Ord>(set: &mut BTreeSet<K>, key: K, is_added: bool) {
+            if is_added {
+                set.insert(key);
+            } else {
+                set.remove(&key);
+            }
         }
+        let QueuedCookie {
+            accepted_at, state, ..
+        } = *self.get(at);
+        match state {
+            CookieState::Queued(position) => update(&mut self.fifo, (position, at), is_added),
+            CookieState::Deferred(retry_at) => update(&mut self.deferred, (retry_at, at), is_added),
+            CookieState::Overdue(requeue_at) => {
+                update(&mut self.overdue, (requeue_at, at), is_added)
+            }
+            CookieState::Parked => update(&mut self.parked, at, is_added),
+        }
+        update(&mut self.by_age, (accepted_at, at), is_added);
     }
 
-    fn hash(&self, dsp_id: u32, user_id: &str) -> u32 {
+    fn hash(&self, dsp_id: DspId, user_id: &str) -> u32 {
         let hash = self.hasher.hash_one((dsp_id, user_id.as_bytes()));
         u32::try_from(hash >> 32).expect("the shift leaves 32 bits")
     }

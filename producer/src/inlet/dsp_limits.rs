@@ -18,9 +18,11 @@ use limits::{
     rules::{Mode, Rules},
 };
 use limits_sharing::dsp_limits::DSPS_MAX;
+use proto::units::{DspId, UnixMicros};
 
 pub(super) use self::shares::Shares;
 use super::{
+    clock::MonotonicNanos,
     cookie_table::QueuedCookie,
     counters::{CookieOutcome, LimitSummary},
     queue::{Admission, DspQueue},
@@ -28,7 +30,7 @@ use super::{
 use crate::log::{Deletion, append_batch::StagedCookie};
 
 /// The key of the queue that all unlisted DSPs share, and of the global limits; no DSP has this id.
-const SHARED_KEY: u32 = 0;
+const SHARED_KEY: DspId = DspId::NONE;
 
 /// Maximum number of cookies released under one lock, which bounds the time that the lock is held.
 pub(super) const RELEASE_BATCH_MAX: usize = 256;
@@ -36,26 +38,26 @@ pub(super) const RELEASE_BATCH_MAX: usize = 256;
 /// All queues.
 #[derive(Debug)]
 pub(crate) struct DspLimits {
-    limits: Limits<u32>,
+    limits: Limits<DspId>,
     limit_ids: BTreeMap<RuleName, LimitId>,
     /// Ids of removed rules, for reuse.
     free_limit_ids: Vec<LimitId>,
     /// Shares of this process in the limits.
     shares: Shares,
     queues: Vec<NamedQueue>,
-    by_dsp: HashMap<u32, usize, RandomState>,
+    by_dsp: HashMap<DspId, usize, RandomState>,
     /// The queue of all unlisted DSPs.
     unlisted: Option<usize>,
     /// The latest time passed by a caller.
-    latest: u64,
+    latest: MonotonicNanos,
     /// Queues that may contain cookies of DSPs that now have another queue, by key.
-    stray_queues: HashMap<u32, Vec<usize>, RandomState>,
+    stray_queues: HashMap<DspId, Vec<usize>, RandomState>,
     /// Queues that are not empty. The list is rotated after each release, so that each queue is first once per round.
     non_empty: Vec<usize>,
     /// Number of queues with a non-empty FIFO.
     active: u64,
     /// Earliest time at which a queue may be due.
-    due: u64,
+    due: MonotonicNanos,
 }
 
 /// Limit and rule, and whether this is the copy for observe mode.
@@ -66,7 +68,7 @@ type RuleName = (String, String, bool);
 struct NamedQueue {
     /// Name of the limit.
     name: String,
-    key: u32,
+    key: DspId,
     queue: DspQueue,
     /// Accepted cookies at the last call of [`DspLimits::demands`].
     accepted_before: u64,
@@ -80,7 +82,7 @@ struct NamedQueue {
 
 impl DspLimits {
     /// The queues of limits that were [checked](limits_sharing::dsp_limits::check).
-    pub(super) fn new(rules: &Rules, now: u64) -> Self {
+    pub(super) fn new(rules: &Rules, now: MonotonicNanos) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut dsp_limits = Self {
             limits: Limits::new(rules_max),
@@ -94,23 +96,23 @@ impl DspLimits {
             stray_queues: HashMap::default(),
             non_empty: Vec::new(),
             active: 0,
-            due: 0,
+            due: MonotonicNanos::PAST,
         };
         dsp_limits.set_rules(rules, now);
         dsp_limits
     }
 
-    /// Decides on a cookie that was just accepted. Calls `unix_micros` only for a cookie that is queued or has one in a queue.
+    /// Decides on a cookie that was just accepted. Calls `log_now` only for a cookie that is queued or has one in a queue.
     pub(crate) fn offer(
         &mut self,
         cookie: StagedCookie<'_>,
-        now: u64,
-        unix_micros: impl Fn() -> u64,
+        now: MonotonicNanos,
+        log_now: impl Fn() -> UnixMicros,
     ) -> Admission {
         // Connections read the clock before they take the lock.
         let now = now.max(self.latest);
         self.latest = now;
-        let accepted = || unix_micros().saturating_sub(cookie.cookie().age_micros);
+        let accepted = || log_now().before(cookie.cookie().age_micros);
         let dsp_id = cookie.dsp_id();
         let index = self.by_dsp.get(&dsp_id).copied().or(self.unlisted);
         if !self.stray_queues.is_empty() {
@@ -135,8 +137,7 @@ impl DspLimits {
                 let queued = || {
                     let cookie = cookie.cookie();
                     let age_nanos = cookie.age_micros.saturating_mul(1_000);
-                    let mut queued =
-                        QueuedCookie::new(&cookie, accepted(), now.saturating_sub(age_nanos));
+                    let mut queued = QueuedCookie::new(&cookie, accepted(), now.before(age_nanos));
                     queued.entered = now;
                     queued
                 };
@@ -151,7 +152,7 @@ impl DspLimits {
             queue.counters.accepted += 1;
         }
         if admission == Admission::Queued {
-            self.due = self.due.min(queue.due().unwrap_or(u64::MAX));
+            self.due = self.due.min(queue.due().unwrap_or(MonotonicNanos::NEVER));
             if !std::mem::replace(is_listed, true) {
                 self.non_empty.push(index);
             }
@@ -167,7 +168,11 @@ impl DspLimits {
     }
 
     /// Queues a cookie from the spool of the previous run; returns it if its DSP is no longer limited.
-    pub(super) fn restore(&mut self, cookie: QueuedCookie, now: u64) -> Option<QueuedCookie> {
+    pub(super) fn restore(
+        &mut self,
+        cookie: QueuedCookie,
+        now: MonotonicNanos,
+    ) -> Option<QueuedCookie> {
         let index = self.by_dsp.get(&cookie.dsp_id).copied().or(self.unlisted);
         let Some(index) = index else {
             return Some(cookie);
@@ -182,13 +187,17 @@ impl DspLimits {
         None
     }
 
-    /// When to call [`release_due`](Self::release_due): `u64::MAX` if no cookie will be due, a past time if one batch was not enough.
-    pub(super) fn due(&self) -> u64 {
+    /// When to call [`release_due`](Self::release_due): [`NEVER`](MonotonicNanos::NEVER) if no cookie will be due, a past time if one batch was not enough.
+    pub(super) fn due(&self) -> MonotonicNanos {
         self.due
     }
 
     /// Passes due cookies to `release`, in release order, and reserves slots for the next cookies.
-    pub(super) fn release_due(&mut self, now: u64, mut release: impl FnMut(QueuedCookie)) {
+    pub(super) fn release_due(
+        &mut self,
+        now: MonotonicNanos,
+        mut release: impl FnMut(QueuedCookie),
+    ) {
         let now = now.max(self.latest);
         self.latest = now;
         let non_empty = std::mem::take(&mut self.non_empty);
@@ -240,13 +249,16 @@ impl DspLimits {
         self.active = non_empty().filter(|named| named.queue.is_active()).count() as u64;
         let due = |named: &NamedQueue| match named.is_shaping() {
             true => named.queue.due(),
-            false => Some(0),
+            false => Some(MonotonicNanos::PAST),
         };
-        self.due = non_empty().filter_map(due).min().unwrap_or(u64::MAX);
+        self.due = non_empty()
+            .filter_map(due)
+            .min()
+            .unwrap_or(MonotonicNanos::NEVER);
     }
 
     /// Removes all cookies. They count as queued until [`settle`](Self::settle).
-    pub(super) fn remove_all(&mut self, now: u64) -> Vec<QueuedCookie> {
+    pub(super) fn remove_all(&mut self, now: MonotonicNanos) -> Vec<QueuedCookie> {
         let mut all = Vec::new();
         for NamedQueue {
             queue, unsettled, ..
@@ -276,7 +288,7 @@ impl DspLimits {
     }
 
     /// Counters and usage of each limit, by name.
-    pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, LimitSummary> {
+    pub(crate) fn summaries(&self, now: MonotonicNanos) -> BTreeMap<String, LimitSummary> {
         let mut summaries: BTreeMap<String, LimitSummary> = BTreeMap::new();
         for named in &self.queues {
             let summary = summaries.entry(named.name.clone()).or_default();
@@ -288,7 +300,7 @@ impl DspLimits {
     }
 
     /// Reserves one slot for each queue that needs one, repeatedly until none does.
-    fn reserve_slots(&mut self, non_empty: &[usize], now: u64) {
+    fn reserve_slots(&mut self, non_empty: &[usize], now: MonotonicNanos) {
         let needs_slot = |named: &NamedQueue| named.is_shaping() && named.queue.needs_slot(now);
         let is_waiting = |index: &usize| needs_slot(&self.queues[*index]);
         let mut waiting: Vec<usize> = non_empty.iter().copied().filter(is_waiting).collect();

@@ -15,9 +15,11 @@ mod slots;
 use std::{collections::VecDeque, time::Duration};
 
 use limits::{Demand, Limits, Rate, rules::Handling};
+use proto::units::{DspId, UnixMicros};
 
 use self::{deferred::AGE_NANOS_MAX, slots::LOOKAHEAD_NANOS};
 use super::{
+    clock::{MonotonicNanos, nanos},
     cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
     counters::{CookieOutcome, LimitCounters, OverdueReason, QueueUsage},
 };
@@ -29,9 +31,9 @@ pub(super) struct QueueConfig {
     /// How to handle cookies above the limit.
     pub(super) handling: Handling,
     /// Demands of each cookie: on the limits of its DSP first, then on the global limits.
-    pub(super) demands: Vec<Demand<u32>>,
+    pub(super) demands: Vec<Demand<DspId>>,
     /// Demands in observe mode, which uses copies of the global limits.
-    pub(super) observed: Vec<Demand<u32>>,
+    pub(super) observed: Vec<Demand<DspId>>,
     /// Number of demands on limits of the DSP.
     pub(super) own_count: usize,
     /// Rule names, in the order of the demands.
@@ -49,15 +51,15 @@ pub(super) struct DspQueue {
     pub(super) counters: LimitCounters,
     cookies: CookieTable,
     /// Release times of the first cookies in the FIFO.
-    slots: VecDeque<u64>,
+    slots: VecDeque<MonotonicNanos>,
     /// Index of the demand that last delayed a cookie.
     binding: usize,
     /// When the next overdue cookie may be requeued.
-    next_requeue: u64,
+    next_requeue: MonotonicNanos,
     /// Number of deferred cookies that are due now because the configuration changed.
     rescheduling: usize,
     /// Time until which no slot is available, because the queue of a limit (leaky bucket) is full.
-    blocked_until: u64,
+    blocked_until: MonotonicNanos,
 }
 
 /// Decision on a cookie that was just accepted.
@@ -81,15 +83,15 @@ impl DspQueue {
             cookies: CookieTable::default(),
             slots: VecDeque::new(),
             binding: 0,
-            next_requeue: 0,
+            next_requeue: MonotonicNanos::PAST,
             rescheduling: 0,
-            blocked_until: 0,
+            blocked_until: MonotonicNanos::PAST,
         }
     }
 
     /// Releases a cookie in observe mode, and counts it if [`police`](Self::police) would drop it.
-    pub(super) fn observe(&mut self, limits: &mut Limits<u32>, now: u64) -> Admission {
-        let decision = limits.reserve(&self.config.observed, now, Duration::ZERO);
+    pub(super) fn observe(&mut self, limits: &mut Limits<DspId>, now: MonotonicNanos) -> Admission {
+        let decision = limits.reserve(&self.config.observed, now.0, Duration::ZERO);
         self.count_refusal(decision);
         self.counters.pass();
         Admission::Release
@@ -97,15 +99,15 @@ impl DspQueue {
 
     /// Releases a cookie in police mode, or drops it if it exceeds a limit. Slots of other queues that are already reserved
     /// under a global limit do not count against it.
-    pub(super) fn police(&mut self, limits: &mut Limits<u32>, now: u64) -> Admission {
+    pub(super) fn police(&mut self, limits: &mut Limits<DspId>, now: MonotonicNanos) -> Admission {
         const LOOKAHEAD: Duration = Duration::from_nanos(2 * LOOKAHEAD_NANOS);
         let own = &self.config.demands[..self.config.own_count];
-        let decision = match limits.peek(own, 0, now) {
-            Ok((at, _)) if at <= now => limits.reserve(&self.config.demands, now, LOOKAHEAD),
+        let decision = match limits.peek(own, 0, now.0) {
+            Ok((at, _)) if at <= now.0 => limits.reserve(&self.config.demands, now.0, LOOKAHEAD),
             // Some algorithms charge refused requests too.
-            _ => limits.reserve(own, now, Duration::ZERO),
+            _ => limits.reserve(own, now.0, Duration::ZERO),
         };
-        if decision.at(now).is_some() {
+        if decision.at(now.0).is_some() {
             self.counters.pass();
             return Admission::Release;
         }
@@ -118,16 +120,16 @@ impl DspQueue {
     /// user and DSP, this one counts as superseded. `active_queues` is the number of queues with a non-empty FIFO.
     pub(super) fn shape(
         &mut self,
-        limits: &mut Limits<u32>,
+        limits: &mut Limits<DspId>,
         cookie: StagedCookie<'_>,
-        now: u64,
+        now: MonotonicNanos,
         active_queues: u64,
         queued: impl Fn() -> QueuedCookie,
     ) -> Admission {
         if let Some(at) = self.find(cookie) {
             self.counters.count(CookieOutcome::Superseded, 1);
             let queued = queued();
-            if queued.accepted_unix_micros < self.cookies.get(at).accepted_unix_micros {
+            if queued.accepted < self.cookies.get(at).accepted {
                 return Admission::Queued;
             }
             if let CookieState::Queued(_) | CookieState::Deferred(_) = self.cookies.get(at).state {
@@ -150,9 +152,13 @@ impl DspQueue {
     }
 
     /// Removes the queued cookie with the user and DSP of a released cookie, unless the queued cookie is newer.
-    pub(super) fn supersede(&mut self, cookie: StagedCookie<'_>, accepted: impl Fn() -> u64) {
+    pub(super) fn supersede(
+        &mut self,
+        cookie: StagedCookie<'_>,
+        accepted: impl Fn() -> UnixMicros,
+    ) {
         if let Some(at) = self.find(cookie)
-            && self.cookies.get(at).accepted_unix_micros <= accepted()
+            && self.cookies.get(at).accepted <= accepted()
         {
             self.counters.count(CookieOutcome::Superseded, 1);
             self.cookies.remove(at);
@@ -176,14 +182,19 @@ impl DspQueue {
     }
 
     /// Queues a cookie that the spool of the previous run contained.
-    pub(super) fn restore(&mut self, cookie: QueuedCookie, now: u64, active_queues: u64) {
+    pub(super) fn restore(
+        &mut self,
+        cookie: QueuedCookie,
+        now: MonotonicNanos,
+        active_queues: u64,
+    ) {
         self.counters.accepted += 1;
-        if now.saturating_sub(cookie.accepted) > AGE_NANOS_MAX {
+        if now.since(cookie.accepted_at) > AGE_NANOS_MAX {
             return self.counters.count(CookieOutcome::Bound, 1);
         }
         if let Some(at) = self.cookies.find(cookie.user_id(), cookie.dsp_id) {
             self.counters.count(CookieOutcome::Superseded, 1);
-            if self.cookies.get(at).accepted <= cookie.accepted {
+            if self.cookies.get(at).accepted_at <= cookie.accepted_at {
                 self.cookies.replace(at, cookie);
             }
             return;
@@ -208,7 +219,12 @@ impl DspQueue {
 
     /// State of a cookie that entered the queue at `entered`: at the end of the FIFO, or deferred if its wait would exceed
     /// `max_wait`.
-    fn queue_or_defer(&mut self, entered: u64, now: u64, active_queues: u64) -> CookieState {
+    fn queue_or_defer(
+        &mut self,
+        entered: MonotonicNanos,
+        now: MonotonicNanos,
+        active_queues: u64,
+    ) -> CookieState {
         let wait = self.expected_wait(now, active_queues);
         if wait <= nanos(self.config.handling.shape.max_wait) {
             self.cookies.end_of_fifo()
@@ -218,19 +234,24 @@ impl DspQueue {
     }
 
     /// Releases up to `max` cookies whose slots are due. Cookies older than `max_age` become overdue instead.
-    pub(super) fn release(&mut self, now: u64, max: usize, mut release: impl FnMut(QueuedCookie)) {
+    pub(super) fn release(
+        &mut self,
+        now: MonotonicNanos,
+        max: usize,
+        mut release: impl FnMut(QueuedCookie),
+    ) {
         let max_age = nanos(self.config.handling.shape.max_age);
         let mut released = 0;
         while released < max
             && let Some(&(_, at)) = self.cookies.fifo.first()
         {
             let cookie = self.cookies.get(at);
-            if now.saturating_sub(cookie.entered) > max_age {
+            if now.since(cookie.entered) > max_age {
                 self.make_overdue(at, now, OverdueReason::Age);
             } else if self.slots.front().is_some_and(|slot| *slot <= now) {
                 self.slots.pop_front();
                 let cookie = self.cookies.remove(at);
-                self.counters.release(now.saturating_sub(cookie.accepted));
+                self.counters.release(now.since(cookie.accepted_at));
                 release(cookie);
                 released += 1;
             } else {
@@ -240,12 +261,12 @@ impl DspQueue {
     }
 
     /// Applies another configuration: deferred cookies are rescheduled, and parked cookies may be requeued again.
-    pub(super) fn set_config(&mut self, config: QueueConfig, now: u64) {
+    pub(super) fn set_config(&mut self, config: QueueConfig, now: MonotonicNanos) {
         self.counters.retain_rules(&config.rules);
         self.config = config;
         self.binding = 0;
         self.next_requeue = self.next_requeue.min(now);
-        self.blocked_until = 0;
+        self.blocked_until = MonotonicNanos::PAST;
         self.rescheduling = self.cookies.deferred.len();
         self.cookies.unpark(now);
     }
@@ -256,13 +277,13 @@ impl DspQueue {
     }
 
     /// Removes the next cookie regardless of its release time, those in the FIFO first.
-    pub(super) fn remove_next(&mut self, now: u64) -> Option<QueuedCookie> {
+    pub(super) fn remove_next(&mut self, now: MonotonicNanos) -> Option<QueuedCookie> {
         self.slots.clear();
         loop {
-            let first = self.cookies.fifo.first().copied();
-            let (_, at) = first.or_else(|| self.cookies.oldest())?;
+            let first = self.cookies.fifo.first().map(|(_, at)| *at);
+            let at = first.or_else(|| self.cookies.oldest().map(|(_, at)| at))?;
             let cookie = self.cookies.remove(at);
-            if now.saturating_sub(cookie.accepted) <= AGE_NANOS_MAX {
+            if now.since(cookie.accepted_at) <= AGE_NANOS_MAX {
                 return Some(cookie);
             }
             self.counters.count(CookieOutcome::Bound, 1);
@@ -270,18 +291,18 @@ impl DspQueue {
     }
 
     /// When this queue next releases, reschedules or requeues a cookie; a past time if it can do so now.
-    pub(super) fn due(&self) -> Option<u64> {
+    pub(super) fn due(&self) -> Option<MonotonicNanos> {
         let first = self.cookies.fifo.first().map(|(_, at)| {
             let entered = self.cookies.get(*at).entered;
-            let expiry = entered.saturating_add(nanos(self.config.handling.shape.max_age));
+            let expiry = entered.after(nanos(self.config.handling.shape.max_age));
             let slot = self.slots.front().copied().unwrap_or(self.blocked_until);
-            slot.min(expiry.saturating_add(1))
+            slot.min(expiry.after(1))
         });
         let deferred = self.cookies.deferred.first();
         let deferred = deferred.map(|(retry_at, _)| match self.slots.front() {
-            _ if self.rescheduling > 0 => 0,
+            _ if self.rescheduling > 0 => MonotonicNanos::PAST,
             Some(slot) if !self.is_active() => (*retry_at).min(*slot),
-            None if !self.is_active() => 0,
+            None if !self.is_active() => MonotonicNanos::PAST,
             _ => *retry_at,
         });
         let overdue = self.cookies.overdue.first();
@@ -300,14 +321,14 @@ impl DspQueue {
     }
 
     /// Current contents of the queue.
-    pub(super) fn usage(&self, now: u64) -> QueueUsage {
-        let oldest = self.cookies.oldest().map(|(accepted, _)| accepted);
+    pub(super) fn usage(&self, now: MonotonicNanos) -> QueueUsage {
+        let oldest = self.cookies.oldest().map(|(accepted_at, _)| accepted_at);
         QueueUsage {
             queued: self.queued(),
             overdue: self.cookies.overdue.len() as u64,
             parked: self.cookies.parked.len() as u64,
             bytes: self.cookies.bytes(),
-            oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),
+            oldest_nanos: oldest.map_or(0, |accepted_at| now.since(accepted_at)),
         }
     }
 
@@ -321,8 +342,4 @@ impl DspQueue {
             self.counters.count(CookieOutcome::Bound, 1);
         }
     }
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -15,7 +15,11 @@ use limits_sharing::{
 use runtime::metrics::as_f64;
 use tokio_util::sync::CancellationToken;
 
-use super::{Inlet, InletState, dsp_limits::Shares, queue::nanos};
+use super::{
+    Inlet, InletState,
+    clock::{MonotonicNanos, nanos},
+    dsp_limits::Shares,
+};
 
 /// The lease of this producer and its active plan; the lease is fixed until the process ends.
 #[derive(Debug)]
@@ -75,7 +79,7 @@ impl Inlet {
         let (shares, valid_for) = leased.shares(&state.rules);
         state.dsp_limits.set_shares(&state.rules, shares, now);
         let valid_for = valid_for.map_or(u64::MAX, nanos);
-        state.shares_expire_at = now.saturating_add(valid_for);
+        state.shares_expire_at = now.after(valid_for);
     }
 
     /// Renews the lease until `stop`, if limits are shared.
@@ -145,7 +149,7 @@ impl ShareUser for LeaseUser {
         if let Some(leased) = &mut state.leased {
             leased.plan = Arc::clone(plan);
         }
-        state.shares_expire_at = 0;
+        state.shares_expire_at = MonotonicNanos::PAST;
         self.inlet.update_shares(&mut state);
         drop(state);
         self.inlet.shared.wake.notify_one();

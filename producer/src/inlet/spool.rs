@@ -17,6 +17,7 @@ use bytes::{Buf as _, Bytes};
 use proto::{
     ids,
     limits::CHUNK_BYTES_MAX,
+    units::{Epoch, Sequence, UnixMicros},
     wire::{
         self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
     },
@@ -53,10 +54,9 @@ impl Spool {
     }
 
     /// Writes the cookies under a temporary name; [`publish`](Self::publish) renames it.
-    pub(super) fn write(&self, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Result<()> {
+    pub(super) fn write(&self, cookies: &[QueuedCookie], now: UnixMicros) -> io::Result<()> {
         let unfinished = with_suffix(&self.path, ".new");
-        write(&unfinished, cookies, now_unix_micros)
-            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+        write(&unfinished, cookies, now).inspect_err(|_| drop(fs::remove_file(&unfinished)))
     }
 
     /// Renames the written file; replaces the previous spool.
@@ -71,7 +71,10 @@ impl Spool {
 
     /// Reads the spool and calls `make` with each cookie and the time when it was accepted, in microseconds since the Unix
     /// epoch. Returns `None` without a readable spool. A corrupt spool is logged and renamed; an unreadable one stays in place.
-    pub(super) fn read<T>(&self, make: impl FnMut(CookieRef<'_>, u64) -> T) -> Option<Vec<T>> {
+    pub(super) fn read<T>(
+        &self,
+        make: impl FnMut(CookieRef<'_>, UnixMicros) -> T,
+    ) -> Option<Vec<T>> {
         let path = self.path.display();
         match read(&self.path, make) {
             Ok(all) => Some(all),
@@ -101,17 +104,17 @@ impl Spool {
     }
 }
 
-fn write(path: &Path, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Result<()> {
+fn write(path: &Path, cookies: &[QueuedCookie], now: UnixMicros) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, open_private(path, true)?);
     // Overwritten at the end, when the checksum is known.
     file.write_all(&[0; HEADER_BYTES])?;
-    let (mut sum, mut first) = (fnv(&[]), 1);
+    let (mut sum, mut first) = (fnv(&[]), Sequence(1));
     let mut rest = cookies;
     while !rest.is_empty() {
         let mut buffer = vec![0; HEADROOM_BYTES];
         let mut count = 0;
         for cookie in rest {
-            let cookie = cookie.with_age(now_unix_micros);
+            let cookie = cookie.with_age(now);
             if buffer.len() + wire::cookie_bytes(&cookie) > CHUNK_BYTES_MAX {
                 break;
             }
@@ -119,15 +122,15 @@ fn write(path: &Path, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Res
             count += 1;
         }
         let header = ChunkHeader {
-            epoch: 0,
+            epoch: Epoch(0),
             first_sequence: first,
             count,
-            accepted_unix_micros: now_unix_micros,
+            accepted: now,
         };
         let at = wire::seal(&mut buffer, &header);
         sum = fnv_after(sum, &buffer[at..]);
         file.write_all(&buffer[at..])?;
-        first += u64::from(count);
+        first = first + u64::from(count);
         rest = &rest[count as usize..];
     }
     let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -139,7 +142,10 @@ fn write(path: &Path, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Res
 }
 
 /// Reads the whole file. A corrupt file is [`InvalidData`](ErrorKind::InvalidData).
-fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Result<Vec<T>> {
+fn read<T>(
+    path: &Path,
+    mut make: impl FnMut(CookieRef<'_>, UnixMicros) -> T,
+) -> io::Result<Vec<T>> {
     let corrupt = || io::Error::new(ErrorKind::InvalidData, "corrupt, or not a spool file");
     if !fs::metadata(path)?.is_file() {
         return Err(corrupt());
@@ -169,13 +175,13 @@ fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Re
                 return Err(corrupt());
             };
             let is_valid = ids::is_user_id(cookie.user_id.as_bytes())
-                && ids::is_dsp_id(cookie.dsp_id)
+                && cookie.dsp_id.is_valid()
                 && ids::is_buyer_uid_of_stream(cookie.buyer_uid);
             if !is_valid {
                 return Err(corrupt());
             }
-            let sent = chunk.header().accepted_unix_micros;
-            all.push(make(cookie, cookie.accepted_unix_micros(sent)));
+            let sent = chunk.header().accepted;
+            all.push(make(cookie, cookie.accepted(sent)));
         }
     }
     let is_complete = rest.is_empty() && all.len() as u64 == count;

@@ -12,10 +12,14 @@ mod shares;
 use std::{collections::HashMap, time::Duration};
 
 use limits::rules::Rules;
-use proto::wire::CookieRef;
+use proto::{
+    units::{DspId, Epoch, UnixMicros},
+    wire::CookieRef,
+};
 
 use super::{
     Inlet,
+    clock::MonotonicNanos,
     counters::{LimitSummary, QueueUsage},
     dsp_limits::DspLimits,
     queue::Admission,
@@ -53,6 +57,11 @@ struct World {
     newest: HashMap<(u32, String), u64>,
 }
 
+/// This many nanoseconds after the start.
+fn at(nanos: u64) -> MonotonicNanos {
+    MonotonicNanos(START + nanos)
+}
+
 fn rules(text: &str) -> Rules {
     let rules = Rules::parse(text).expect("valid rules");
     assert_eq!(limits_sharing::dsp_limits::check(&rules), [""; 0]);
@@ -62,7 +71,7 @@ fn rules(text: &str) -> Rules {
 /// An inlet into an empty log.
 pub(crate) fn without_limits() -> Inlet {
     let log = Log::new(log::Config {
-        epoch: 1,
+        epoch: Epoch(1),
         bytes_max: 1 << 20,
         chunk_bytes: 64 << 10,
         chunk_age: Duration::from_millis(10),
@@ -74,7 +83,7 @@ pub(crate) fn without_limits() -> Inlet {
 impl World {
     fn new(text: &str) -> Self {
         Self {
-            dsp_limits: DspLimits::new(&rules(text), START),
+            dsp_limits: DspLimits::new(&rules(text), at(0)),
             now: 0,
             late: 0,
             releases: Vec::new(),
@@ -92,16 +101,18 @@ impl World {
         let buyer = format!("at-{accepted}");
         let cookie = CookieRef {
             user_id: user,
-            dsp_id: dsp,
+            dsp_id: DspId(dsp),
             buyer_uid: &buyer,
             age_micros: (self.now - accepted) / 1000,
         };
-        let now = START + self.now;
+        let now = at(self.now);
         let mut batch = AppendBatch::default();
         batch.push(&cookie);
         let mut admission = Admission::Dropped;
         batch.retain(|cookie| {
-            admission = self.dsp_limits.offer(cookie, now, || now / 1000);
+            admission = self
+                .dsp_limits
+                .offer(cookie, now, || UnixMicros(now.0 / 1000));
             false
         });
         if admission == Admission::Release {
@@ -131,11 +142,7 @@ impl World {
     /// Advances the time and releases due cookies.
     fn advance_to(&mut self, then: u64) {
         loop {
-            let due = self
-                .dsp_limits
-                .due()
-                .saturating_sub(START)
-                .saturating_add(self.late);
+            let due = self.dsp_limits.due().since(at(0)).saturating_add(self.late);
             if due > then {
                 break;
             }
@@ -148,26 +155,26 @@ impl World {
     fn release_due(&mut self) {
         let mut released = Vec::new();
         self.dsp_limits
-            .release_due(START + self.now, |cookie| released.push(cookie));
+            .release_due(at(self.now), |cookie| released.push(cookie));
         for queued in released {
             let cookie = queued.cookie();
-            assert_eq!(queued.accepted_unix_micros, queued.accepted / 1000);
+            assert_eq!(queued.accepted.0, queued.accepted_at.0 / 1000);
             self.record(Release {
                 at: self.now,
-                dsp: cookie.dsp_id,
+                dsp: cookie.dsp_id.0,
                 user: cookie.user_id.to_owned(),
                 buyer: cookie.buyer_uid.to_owned(),
-                accepted: queued.accepted - START,
+                accepted: queued.accepted_at.since(at(0)),
             });
         }
     }
 
     fn set_rules(&mut self, text: &str) {
-        self.dsp_limits.set_rules(&rules(text), START + self.now);
+        self.dsp_limits.set_rules(&rules(text), at(self.now));
     }
 
     fn summary(&self, limit: &str) -> LimitSummary {
-        let summaries = self.dsp_limits.summaries(START + self.now);
+        let summaries = self.dsp_limits.summaries(at(self.now));
         for (name, summary) in &summaries {
             let unaccounted = summary.counters.unaccounted(&summary.usage);
             assert_eq!(unaccounted, 0, "limit {name}: {summary:#?}");

@@ -2,6 +2,7 @@
 
 use proto::{
     limits::CHUNK_BYTES_MIN,
+    units::{DspId, UnixMicros},
     wire::{self, CookieRef},
 };
 
@@ -13,7 +14,7 @@ pub struct AppendBatch {
     encoded: Vec<u8>,
     count: u32,
     /// The time that ages refer to; `None` if each cookie is accepted when it is appended.
-    aged_at: Option<u64>,
+    aged_at: Option<UnixMicros>,
 }
 
 /// A cookie of a batch, decoded on demand.
@@ -39,13 +40,12 @@ impl AppendBatch {
         self.count += 1;
     }
 
-    /// Encodes a cookie that was accepted at `accepted`. `now` is the current time of the log; both in microseconds since the
-    /// Unix epoch.
+    /// Encodes a cookie that was accepted at `accepted`. `now` is the current time of the log.
     ///
     /// # Panics
     /// Like [`push`](Self::push).
-    pub fn push_accepted(&mut self, cookie: &CookieRef<'_>, accepted: u64, now: u64) {
-        let age_micros = self.aged_at.get_or_insert(now).saturating_sub(accepted);
+    pub fn push_accepted(&mut self, cookie: &CookieRef<'_>, accepted: UnixMicros, now: UnixMicros) {
+        let age_micros = self.aged_at.get_or_insert(now).since(accepted);
         self.push(&CookieRef {
             age_micros,
             ..*cookie
@@ -53,7 +53,7 @@ impl AppendBatch {
     }
 
     /// The time that the ages of its cookies refer to, if any has one.
-    pub(crate) fn aged_at(&self) -> Option<u64> {
+    pub(crate) fn aged_at(&self) -> Option<UnixMicros> {
         self.aged_at
     }
 
@@ -102,7 +102,7 @@ impl AppendBatch {
 
 impl<'a> StagedCookie<'a> {
     /// The DSP id, without decoding the rest.
-    pub(crate) fn dsp_id(self) -> u32 {
+    pub(crate) fn dsp_id(self) -> DspId {
         wire::cookie_dsp(self.encoded).expect(ENCODED)
     }
 
@@ -121,7 +121,7 @@ mod tests {
     fn retain_keeps_the_selected_cookies_in_order() {
         let cookie = |dsp_id, user_id| CookieRef {
             user_id,
-            dsp_id,
+            dsp_id: DspId(dsp_id),
             buyer_uid: "b",
             age_micros: 0,
         };
@@ -137,9 +137,9 @@ mod tests {
             let mut seen = Vec::new();
             batch.retain(|cookie| {
                 let decoded = cookie.cookie();
-                assert_eq!(decoded.user_id, users[decoded.dsp_id as usize]);
-                seen.push(cookie.dsp_id());
-                selected & 1 << cookie.dsp_id() != 0
+                assert_eq!(decoded.user_id, users[decoded.dsp_id.0 as usize]);
+                seen.push(cookie.dsp_id().0);
+                selected & 1 << cookie.dsp_id().0 != 0
             });
             assert_eq!(seen, [0, 1, 2, 3, 4]);
             assert_eq!(batch.encoded(), expected.encoded());

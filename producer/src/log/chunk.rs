@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::wire::{self, ChunkHeader, ChunkRef, StreamMessage};
-
-use super::Sequence;
+use proto::{
+    units::Sequence,
+    wire::{self, ChunkHeader, ChunkRef, StreamMessage},
+};
 
 /// Memory that the ring counts for a chunk besides its bytes: the reference-counted [`Chunk`] and its entry.
 pub(super) const OVERHEAD_BYTES: usize = 192;
@@ -79,8 +80,8 @@ impl Chunk {
             (self.first()..=self.last()).contains(&first),
             "readers read only cookies of the chunk"
         );
-        let skip =
-            usize::try_from(first - self.first()).expect("a chunk has fewer than 2^32 cookies");
+        let skip = usize::try_from(first.since(self.first()))
+            .expect("a chunk has fewer than 2^32 cookies");
         let mut buffer = vec![0; wire::HEADROOM_BYTES];
         for record in self.cookies_from(self.first()).records().skip(skip) {
             wire::put_record(&mut buffer, &record.expect("a sealed chunk is valid"));

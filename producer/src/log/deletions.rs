@@ -6,18 +6,19 @@
 //! a later time. Deletions therefore wait until the open chunk is sealed, for at most the maximum chunk age. They begin
 //! the next chunk, whose time is not before the time of any of these deletions. Deletions never seal a chunk early.
 
-use proto::wire::Scope;
+use proto::{
+    units::{Sequence, UnixMicros},
+    wire::Scope,
+};
 use tokio::sync::oneshot;
-
-use super::Sequence;
 
 /// Removes the cookies of a user or a DSP that were accepted up to a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
     /// The cookies.
     pub scope: Scope<String>,
-    /// The time, in microseconds since the Unix epoch; `None` for the time at which the deletion enters the log.
-    pub until_unix_micros: Option<u64>,
+    /// The time; `None` for the time at which the deletion enters the log.
+    pub until: Option<UnixMicros>,
 }
 
 /// Deletions that wait for the next chunk, each batch with the sender of its last sequence number.

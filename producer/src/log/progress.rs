@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use super::Sequence;
+use proto::units::Sequence;
 
 /// Records the progress of a log. Called under the lock of the log, so implementations must not block.
 pub trait Progress: Debug + Send {
@@ -28,7 +28,10 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use proto::wire::CookieRef;
+    use proto::{
+        units::{DspId, Epoch},
+        wire::CookieRef,
+    };
 
     use super::{
         super::{AppendBatch, Config, Log},
@@ -45,22 +48,22 @@ mod tests {
 
     impl Recorded {
         fn last(&self) -> Sequence {
-            self.last.load(Ordering::Relaxed)
+            Sequence(self.last.load(Ordering::Relaxed))
         }
     }
 
     impl Progress for Recorded {
         fn reserve(&mut self, last: Sequence) -> Sequence {
             assert!(last > self.last(), "reserved already");
-            self.last.store(last + 100, Ordering::Relaxed);
+            self.last.store(last.0 + 100, Ordering::Relaxed);
             last + 100
         }
         fn settle(&mut self, last: Sequence) -> Sequence {
-            self.last.store(last, Ordering::Relaxed);
+            self.last.store(last.0, Ordering::Relaxed);
             last
         }
         fn end(&mut self, last: Sequence) {
-            self.last.store(last, Ordering::Relaxed);
+            self.last.store(last.0, Ordering::Relaxed);
         }
     }
 
@@ -68,7 +71,7 @@ mod tests {
     fn sequences_are_reserved_before_use_and_an_idle_log_reports_its_last_one() {
         let recorded = Recorded::default();
         let config = Config {
-            epoch: 1,
+            epoch: Epoch(1),
             bytes_max: 1 << 20,
             chunk_bytes: 4096,
             chunk_age: HOUR,
@@ -80,21 +83,21 @@ mod tests {
             for _ in 0..=round % 7 {
                 batch.push(&CookieRef {
                     user_id: "u",
-                    dsp_id: 1,
+                    dsp_id: DspId(1),
                     buyer_uid: "b",
                     age_micros: 0,
                 });
             }
             log.append(&mut batch).unwrap();
             let appended = log.stats().appended;
-            assert!((appended..=appended + 100).contains(&recorded.last()));
+            assert!((appended..=appended + 100).contains(&recorded.last().0));
             if round % 50 == 0 {
                 log.seal_due(Instant::now() + 3 * HOUR);
-                assert_eq!(recorded.last(), appended);
+                assert_eq!(recorded.last().0, appended);
             }
         }
         let appended = log.stats().appended;
         log.close();
-        assert_eq!(recorded.last(), appended);
+        assert_eq!(recorded.last().0, appended);
     }
 }

@@ -4,10 +4,11 @@ mod drop_oldest;
 
 use std::sync::Arc;
 
+use proto::units::Sequence;
 use tokio::sync::watch;
 
 pub use self::drop_oldest::GapReason;
-use super::{Chunk, Head, LogShared, Sequence};
+use super::{Chunk, Head, LogShared};
 
 /// A delivery to a reader. Each begins where the previous one ended.
 #[derive(Debug, Clone)]
@@ -103,12 +104,12 @@ impl Reader {
 
     fn take(&mut self, head: Head) -> Option<Delivery> {
         // A reader may begin at a cookie that is sealed but not published yet.
-        self.lag = head.next.saturating_sub(self.position);
+        self.lag = head.next.since(self.position);
         if self.position < head.next {
             self.beat = head.beat;
             return Some(self.advance(head.next));
         }
-        self.catching_up_until = 0;
+        self.catching_up_until = Sequence(0);
         if head.closed {
             return Some(self.end());
         }

@@ -9,12 +9,13 @@ use std::{
 use bytes::Bytes;
 use proto::{
     limits::AGE_MICROS_MAX,
+    units::{Epoch, Sequence, UnixMicros},
     wire::{self, ChunkHeader, CookieRef, Record},
 };
 use tokio::sync::oneshot;
 
 use super::{
-    AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence,
+    AppendBatch, Closed, Head, Log, LogShared, Progress,
     chunk::Chunk,
     deletions::{Deletion, Pending},
 };
@@ -29,7 +30,7 @@ pub(super) struct Open {
     buffer: Vec<u8>,
     count: u32,
     first_sequence: Sequence,
-    accepted_unix_micros: u64,
+    accepted: UnixMicros,
     opened: Instant,
     closed: bool,
     /// Records the progress of this log.
@@ -59,13 +60,17 @@ impl Open {
         Self {
             buffer: empty_buffer(chunk_bytes),
             count: 0,
-            first_sequence: 1,
-            accepted_unix_micros: 0,
+            first_sequence: Sequence(1),
+            accepted: UnixMicros(0),
             opened: Instant::now(),
             closed: false,
             pending: Pending::default(),
-            last_deletion: 0,
-            reserved: if progress.is_some() { 0 } else { Sequence::MAX },
+            last_deletion: Sequence(0),
+            reserved: if progress.is_some() {
+                Sequence(0)
+            } else {
+                Sequence::MAX
+            },
             progress,
             sealed: SealCounts::default(),
         }
@@ -76,14 +81,14 @@ impl Open {
         self.first_sequence
     }
 
-    /// Cookies appended so far.
-    pub(super) fn appended(&self) -> u64 {
+    /// The sequence number of the newest cookie, sealed or not; 0 without one.
+    pub(super) fn newest(&self) -> Sequence {
         self.first_sequence - 1 + u64::from(self.count)
     }
 
     /// Reserves `count` more sequence numbers.
     fn reserve(&mut self, count: u32) {
-        let last = self.appended() + u64::from(count);
+        let last = self.newest() + u64::from(count);
         if last > self.reserved
             && let Some(progress) = &mut self.progress
         {
@@ -93,24 +98,24 @@ impl Open {
 
     /// Reports the last sequence number while the buffer is empty.
     fn settle(&mut self) {
-        let last = self.appended();
+        let last = self.newest();
         if let Some(progress) = &mut self.progress {
             self.reserved = progress.settle(last);
         }
     }
 
     /// Sets the time of the chunk before its first cookie.
-    fn begin(&mut self, now: u64, shared: &LogShared) {
+    fn begin(&mut self, now: UnixMicros, shared: &LogShared) {
         if self.count == 0 {
             self.opened = Instant::now();
-            self.accepted_unix_micros = now;
+            self.accepted = now;
             shared.advance_clock(now);
         }
     }
 
     /// The record with its age in this chunk, if it was accepted at `accepted`.
-    fn with_age<'a>(&self, record: Record<'a>, accepted: u64) -> Record<'a> {
-        let age_micros = self.accepted_unix_micros.saturating_sub(accepted);
+    fn with_age<'a>(&self, record: Record<'a>, accepted: UnixMicros) -> Record<'a> {
+        let age_micros = self.accepted.since(accepted);
         record.with_age(age_micros.min(AGE_MICROS_MAX))
     }
 
@@ -127,7 +132,7 @@ impl Open {
     }
 
     /// Turns the buffer into a chunk; `None` if it is empty.
-    fn seal(&mut self, epoch: u64, chunk_bytes: usize) -> Option<Chunk> {
+    fn seal(&mut self, epoch: Epoch, chunk_bytes: usize) -> Option<Chunk> {
         if self.count == 0 {
             return None;
         }
@@ -135,7 +140,7 @@ impl Open {
             epoch,
             first_sequence: self.first_sequence,
             count: self.count,
-            accepted_unix_micros: self.accepted_unix_micros,
+            accepted: self.accepted,
         };
         let at = wire::seal(&mut self.buffer, &header);
         let (wire, allocated) = if self.buffer.len() * 4 < self.buffer.capacity() * 3 {
@@ -148,7 +153,7 @@ impl Open {
             let allocated = full.capacity();
             (Bytes::from(full).slice(at..), allocated)
         };
-        self.first_sequence += u64::from(self.count);
+        self.first_sequence = self.first_sequence + u64::from(self.count);
         self.count = 0;
         Some(Chunk::new(header, self.opened, wire, allocated))
     }
@@ -177,7 +182,12 @@ impl Log {
             if let Some(aged_at) = batch.aged_at() {
                 return batch.retain(|staged| {
                     let cookie = staged.cookie();
-                    self.put(open, now, Record::Set(cookie), aged_at - cookie.age_micros);
+                    self.put(
+                        open,
+                        now,
+                        Record::Set(cookie),
+                        aged_at.before(cookie.age_micros),
+                    );
                     false
                 });
             }
@@ -191,10 +201,10 @@ impl Log {
         Ok(())
     }
 
-    /// Appends cookies that were accepted earlier, each with its acceptance time in microseconds since the Unix epoch. When
+    /// Appends cookies that were accepted earlier, each with its acceptance time. When
     /// this returns, they are in the log, in this order.
     ///
-    /// Acceptance times are those that [`Log::unix_micros`] returned, in this or an earlier epoch. The age of each cookie is
+    /// Acceptance times are those that [`Log::now`] returned, in this or an earlier epoch. The age of each cookie is
     /// computed from its acceptance time and the time of its chunk; the age in the argument is ignored. It is zero if the
     /// acceptance time is after the chunk's, and at most [`AGE_MICROS_MAX`].
     ///
@@ -205,7 +215,7 @@ impl Log {
     /// [`Closed`] after [`Log::close`], unless there are no cookies. None of them is then in the log.
     pub fn append_accepted<'a>(
         &self,
-        cookies: impl IntoIterator<Item = (CookieRef<'a>, u64)>,
+        cookies: impl IntoIterator<Item = (CookieRef<'a>, UnixMicros)>,
     ) -> Result<(), Closed> {
         let mut cookies = cookies.into_iter().peekable();
         if cookies.peek().is_none() {
@@ -253,17 +263,17 @@ impl Log {
                     scope: deletion.scope.as_ref().map(String::as_str),
                     age_micros: 0,
                 };
-                let until = deletion.until_unix_micros.unwrap_or(now);
+                let until = deletion.until.unwrap_or(now);
                 self.put(open, now, record, until);
             }
-            open.last_deletion = open.appended();
+            open.last_deletion = open.newest();
             // The caller may have stopped waiting.
             appended.send(open.last_deletion).ok();
         }
     }
 
     /// Puts one record that was accepted at `accepted` into the open buffer.
-    fn put(&self, open: &mut Open, now: u64, record: Record<'_>, accepted: u64) {
+    fn put(&self, open: &mut Open, now: UnixMicros, record: Record<'_>, accepted: UnixMicros) {
         self.seal_if_full(open, wire::record_bytes(&open.with_age(record, accepted)));
         open.begin(now, &self.shared);
         open.reserve(1);
@@ -280,7 +290,7 @@ impl Log {
     /// The age is measured by the clock of the log, because the monotonic clock may stop with a virtual machine. If the system
     /// clock jumps forward, a chunk is sealed early. If it jumps back, the clock of the log stands still, and the sealing task,
     /// which uses the monotonic clock, still delivers the cookies.
-    fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
+    fn append_by(&self, append: impl FnOnce(&mut Open, UnixMicros)) -> Result<(), Closed> {
         let shared = &*self.shared;
         let mut open = shared.open();
         if open.closed {
@@ -288,7 +298,7 @@ impl Log {
         }
         let now = shared.now();
         let (first, was_empty) = (open.first_sequence, open.count == 0);
-        let age_micros = now.saturating_sub(open.accepted_unix_micros);
+        let age_micros = now.since(open.accepted);
         if !was_empty && age_micros > shared.chunk_age_micros * open.ages_max() {
             open.sealed.by_age += 1;
             self.seal(&mut open);

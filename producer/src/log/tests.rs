@@ -14,13 +14,14 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proto::{
     limits,
+    units::{DspId, Epoch, Sequence, UnixMicros},
     wire::{self, CookieRef, StreamMessage},
 };
 
-use super::{AppendBatch, Closed, Config, Delivery, GapReason, Log, Reader};
+use super::{AppendBatch, Closed, Config, Delivery, GapReason, Log, Reader, Span};
 
 const CONFIG: Config = Config {
-    epoch: 9,
+    epoch: Epoch(9),
     bytes_max: 1 << 30,
     chunk_bytes: 4096,
     chunk_age: Duration::from_secs(3600),
@@ -40,7 +41,7 @@ fn append(log: &Log, sequence: u64) -> Result<(), Closed> {
 fn push(batch: &mut AppendBatch, sequence: u64) {
     batch.push(&CookieRef {
         user_id: &user(sequence),
-        dsp_id: 7,
+        dsp_id: DspId(7),
         buyer_uid: &"b".repeat((sequence % 200) as usize + 1),
         age_micros: 0,
     });
@@ -76,8 +77,8 @@ fn sequences(message: Bytes) -> Vec<u64> {
         .map(|record| record.unwrap().cookie().unwrap())
         .map(|cookie| cookie.user_id[5..].parse().unwrap())
         .collect();
-    assert_eq!(sequences.first(), Some(&chunk.header().first_sequence));
-    assert_eq!(sequences.last(), Some(&chunk.header().last_sequence()));
+    assert_eq!(sequences.first(), Some(&chunk.header().first_sequence.0));
+    assert_eq!(sequences.last(), Some(&chunk.header().last_sequence().0));
     sequences
 }
 
@@ -131,12 +132,15 @@ impl Model {
             }
             Action::Seal => {
                 seal(&self.log);
-                assert_eq!(self.log.span().next, self.appended + 1);
+                assert_eq!(self.log.span().next.0, self.appended + 1);
                 self.chunks.push(self.appended + 1);
             }
             Action::Join { back, until } => {
-                let next = self.log.span().next.saturating_sub(back).max(1);
-                let reader = self.log.reader(next, self.queue_cookies_max, until);
+                let next = self.log.span().next.0.saturating_sub(back).max(1);
+                let (position, until_sequence) = (Sequence(next), Sequence(until));
+                let reader = self
+                    .log
+                    .reader(position, self.queue_cookies_max, until_sequence);
                 self.reads.push(ModelReader {
                     reader,
                     next,
@@ -149,15 +153,18 @@ impl Model {
 
     fn append(&mut self, batch: &mut AppendBatch) {
         self.log.append(batch).unwrap();
-        self.chunks.push(self.log.span().next);
+        self.chunks.push(self.log.span().next.0);
     }
 
     fn take(&mut self, reader: usize) {
-        let span = self.log.span();
+        let Span {
+            oldest: Sequence(oldest),
+            next: Sequence(next),
+        } = self.log.span();
         let Some(read) = self.reads.get_mut(reader) else {
             return;
         };
-        let lag = span.next - read.next;
+        let lag = next - read.next;
         if lag <= self.queue_cookies_max {
             read.until = 0;
         }
@@ -177,25 +184,25 @@ impl Model {
                 reason,
             }) => {
                 assert_eq!(
-                    first, read.next,
+                    first.0, read.next,
                     "a gap begins at the position of the reader"
                 );
                 let target = if exceeds_lag {
                     assert_eq!(reason, GapReason::LagLimit);
-                    let min = span.next - self.queue_cookies_max;
-                    let range = min.max(span.oldest)..span.next;
+                    let min = next - self.queue_cookies_max;
+                    let range = min.max(oldest)..next;
                     let in_range = |&&sequence: &&u64| range.contains(&sequence);
                     *self.chunks.iter().find(in_range).unwrap_or(&min)
                 } else {
                     assert_eq!(reason, GapReason::Evicted);
-                    span.oldest
+                    oldest
                 };
-                assert_eq!(last + 1, target);
+                assert_eq!(last.0 + 1, target);
                 read.next = target;
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(read.reader.position(), read.next);
+        assert_eq!(read.reader.position().0, read.next);
     }
 }
 
@@ -220,14 +227,14 @@ proptest! {
         for read in &mut model.reads {
             loop {
                 match take(&mut read.reader) {
-                    Some(Delivery::End { last }) => break prop_assert_eq!(last, model.appended),
+                    Some(Delivery::End { last }) => break prop_assert_eq!(last.0, model.appended),
                     Some(Delivery::Chunk { chunk, first }) => {
-                        prop_assert_eq!(first, read.next);
-                        read.next = chunk.last() + 1;
+                        prop_assert_eq!(first.0, read.next);
+                        read.next = chunk.last().0 + 1;
                     }
                     Some(Delivery::Gap { first, last, .. }) => {
-                        prop_assert_eq!(first, read.next);
-                        read.next = last + 1;
+                        prop_assert_eq!(first.0, read.next);
+                        read.next = last.0 + 1;
                     }
                     other => panic!("{other:?}"),
                 }
@@ -239,16 +246,20 @@ proptest! {
 #[test]
 fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
     let log = Log::new(CONFIG);
-    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     let mut appended = 0;
     while log.stats().sealed.by_size == 0 {
         appended += 1;
         append(&log, appended).unwrap();
     }
-    let Some(Delivery::Chunk { chunk, first: 1 }) = take(&mut reader) else {
+    let Some(Delivery::Chunk {
+        chunk,
+        first: Sequence(1),
+    }) = take(&mut reader)
+    else {
         panic!("no chunk");
     };
-    assert_eq!(chunk.last(), appended - 1);
+    assert_eq!(chunk.last().0, appended - 1);
     assert!(chunk.wire().len() <= CONFIG.chunk_bytes);
     assert!(chunk.wire().len() > CONFIG.chunk_bytes - 256);
 }
@@ -287,7 +298,7 @@ fn age_at_a_position_is_the_age_of_its_oldest_sealed_cookie() {
         seal(&log);
     }
     append(&log, 3).unwrap();
-    let [first, second, open] = *log.ages([1, 2, 3]) else {
+    let [first, second, open] = *log.ages([1, 2, 3].map(Sequence)) else {
         panic!("one age per position");
     };
     assert!(first > second && second > Duration::ZERO);
@@ -301,7 +312,7 @@ fn full_batch_of_maximum_cookies_fits_the_smallest_chunk() {
     while !batch.is_full() {
         batch.push(&CookieRef {
             user_id: &"u".repeat(limits::USER_ID_BYTES_MAX),
-            dsp_id: u32::MAX,
+            dsp_id: DspId(u32::MAX),
             buyer_uid: &"b".repeat(limits::BUYER_UID_BYTES_MAX),
             age_micros: 0,
         });
@@ -330,29 +341,29 @@ fn chunk_is_sealed_at_its_age_and_a_small_chunk_at_three_times_its_age() {
     assert!(log.seal_due(after(0)).unwrap() <= CONFIG.chunk_age);
     assert_eq!(log.seal_due(after(1)), Some(CONFIG.chunk_age));
     assert_eq!(log.seal_due(after(3)), None);
-    assert_eq!(log.span().next, 2);
+    assert_eq!(log.span().next, Sequence(2));
 
     for sequence in 2..=50 {
         append(&log, sequence).unwrap();
     }
     assert!(log.seal_due(after(0)).unwrap() <= CONFIG.chunk_age);
-    assert_eq!(log.span().next, 2);
+    assert_eq!(log.span().next, Sequence(2));
     assert_eq!(log.seal_due(after(1)), None);
-    assert_eq!(log.span().next, 51);
+    assert_eq!(log.span().next, Sequence(51));
 }
 
 #[test]
 fn time_of_chunks_never_decreases() {
     let log = Log::new(CONFIG);
-    let mut reader = log.reader(1, u64::MAX, 0);
-    let mut before = 0;
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
+    let mut before = UnixMicros(0);
     for sequence in 1..10 {
         append(&log, sequence).unwrap();
         seal(&log);
         let Some(Delivery::Chunk { chunk, first }) = take(&mut reader) else {
             panic!("no chunk");
         };
-        let time = chunk.cookies_from(first).header().accepted_unix_micros;
+        let time = chunk.cookies_from(first).header().accepted;
         assert!(time >= before);
         before = time;
     }
@@ -365,13 +376,14 @@ fn rewind_is_limited_by_bytes_floor_and_oldest_chunk() {
         append(&log, sequence).unwrap();
         seal(&log);
     }
-    assert_eq!(log.rewind(11, 0, 1), 11);
-    assert_eq!(log.rewind(11, 256, 1), 10);
-    assert_eq!(log.rewind(11, 3 * 256 + 50, 1), 8);
-    assert_eq!(log.rewind(11, usize::MAX, 1), 1);
-    assert_eq!(log.rewind(11, usize::MAX, 4), 4);
-    assert_eq!(log.rewind(5, 256, 1), 4);
-    assert_eq!(log.rewind(1, usize::MAX, 1), 1);
+    let rewind = |position, bytes, floor| log.rewind(Sequence(position), bytes, Sequence(floor)).0;
+    assert_eq!(rewind(11, 0, 1), 11);
+    assert_eq!(rewind(11, 256, 1), 10);
+    assert_eq!(rewind(11, 3 * 256 + 50, 1), 8);
+    assert_eq!(rewind(11, usize::MAX, 1), 1);
+    assert_eq!(rewind(11, usize::MAX, 4), 4);
+    assert_eq!(rewind(5, 256, 1), 4);
+    assert_eq!(rewind(1, usize::MAX, 1), 1);
 }
 
 #[tokio::test]
@@ -384,16 +396,28 @@ async fn idle_reader_gets_heartbeats_and_the_timer_task_seals_by_age() {
     let log = Log::new(config);
     let timers = tokio_util::task::TaskTracker::new();
     timers.spawn(super::run_timers(log.clone()));
-    let mut reader = log.reader(1, u64::MAX, 0);
-    assert!(matches!(reader.next().await, Delivery::Idle { next: 1 }));
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
+    assert!(matches!(
+        reader.next().await,
+        Delivery::Idle { next: Sequence(1) }
+    ));
     append(&log, 1).unwrap();
     assert!(matches!(
         reader.next().await,
-        Delivery::Chunk { first: 1, .. }
+        Delivery::Chunk {
+            first: Sequence(1),
+            ..
+        }
     ));
-    assert!(matches!(reader.next().await, Delivery::Idle { next: 2 }));
+    assert!(matches!(
+        reader.next().await,
+        Delivery::Idle { next: Sequence(2) }
+    ));
     log.close();
-    assert!(matches!(reader.next().await, Delivery::End { last: 1 }));
+    assert!(matches!(
+        reader.next().await,
+        Delivery::End { last: Sequence(1) }
+    ));
     timers.close();
     timers.wait().await;
 }

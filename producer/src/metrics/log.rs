@@ -10,12 +10,12 @@ type Row = (MetricDef, fn(&Stats) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::APPENDED, |stats| stats.appended),
-    (producer::LAST_DELETION, |stats| stats.last_deletion),
+    (producer::LAST_DELETION, |stats| stats.last_deletion.0),
     (producer::LOG_BYTES, |stats| stats.bytes as u64),
     (producer::LOG_LIMIT_BYTES, |stats| stats.bytes_max as u64),
     (producer::LOG_CHUNKS, |stats| stats.chunks as u64),
     (producer::LOG_COOKIES, |stats| {
-        stats.span.next - stats.span.oldest
+        stats.span.next.since(stats.span.oldest)
     }),
 ];
 

@@ -27,14 +27,14 @@ const ROWS: &[Row] = &[
     (producer::LAG, |it| it.lag()),
     (producer::LAG_MAX, |it| it.subscriber.lag_max.max(it.lag())),
     (producer::SUBSCRIBER_APPENDED, |it| {
-        it.stats.appended + 1 - it.subscriber.joined
+        it.stats.appended + 1 - it.subscriber.joined.0
     }),
     (producer::DELIVERED, |it| it.subscriber.totals.delivered),
     (producer::REDELIVERED, |it| it.subscriber.totals.redelivered),
     (producer::UNDELIVERED, |it| it.subscriber.totals.undelivered),
     (producer::RECOVERED, |it| it.subscriber.totals.recovered),
     (producer::QUEUED, |it| {
-        it.stats.appended + 1 - it.subscriber.high_water
+        it.stats.appended + 1 - it.subscriber.high_water.0
     }),
     (producer::SENT_BYTES, |it| it.subscriber.totals.bytes),
     (producer::STREAMS, |it| it.subscriber.totals.streams),
@@ -48,10 +48,7 @@ const ROWS: &[Row] = &[
 
 impl Sample<'_> {
     fn lag(&self) -> u64 {
-        self.stats
-            .span
-            .next
-            .saturating_sub(self.subscriber.position)
+        self.stats.span.next.since(self.subscriber.position)
     }
 }
 
@@ -74,7 +71,7 @@ pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -
     let confirmed = |at: usize| {
         each().filter_map(move |it| {
             let positions = it.subscriber.confirmed?;
-            Some((labels(it.subscriber), as_f64(positions[at])))
+            Some((labels(it.subscriber), as_f64(positions[at].0)))
         })
     };
     let lost = each().flat_map(|Sample { subscriber, .. }| {

@@ -33,6 +33,8 @@ pub(super) fn trailers(status: &Status) -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
+    use proto::units::Sequence;
+
     use super::*;
 
     #[track_caller]
@@ -50,8 +52,8 @@ mod tests {
         );
         check(
             CallError::CursorBeyondLog {
-                cursor: 7,
-                newest: 5,
+                cursor: Sequence(7),
+                newest: Sequence(5),
             },
             Code::InvalidArgument,
             "cursor 7 is beyond the newest sequence number of this epoch, 5",

@@ -1,9 +1,7 @@
 //! The calls of subscribers, and why they are rejected.
 
-use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
+use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX, units::Sequence};
 use thiserror::Error;
-
-use crate::log::Sequence;
 
 /// The call that opened a stream. Subscribers are separate per call, so that a `GetCookies` client and a consumer that both
 /// use their host name do not supersede each other.

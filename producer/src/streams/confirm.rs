@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use proto::v1::{ConfirmRequest, ConfirmResponse};
+use proto::{
+    units::Sequence,
+    v1::{ConfirmRequest, ConfirmResponse},
+};
 
 use super::{
     Streams,
@@ -20,18 +23,18 @@ impl Streams {
         check_name(&request.subscriber, "subscriber")?;
         let durable = request.durable.as_ref();
         let durable = durable.ok_or(CallError::MissingPosition)?;
-        if durable.producer_id != config.producer_id || durable.epoch != config.log.epoch() {
+        if durable.producer_id != config.producer_id || durable.epoch != config.log.epoch().0 {
             return Err(CallError::OtherLog);
         }
-        if durable.sequence >= config.log.span().next || request.applied_sequence > durable.sequence
-        {
+        let durable = Sequence(durable.sequence);
+        let applied = Sequence(request.applied_sequence);
+        if durable >= config.log.span().next || applied > durable {
             return Err(CallError::PositionBeyondLog);
         }
-        let (durable, applied) = (durable.sequence, request.applied_sequence);
         let subscribers = &config.subscribers;
         subscribers.confirm(&request.subscriber, network, durable, applied)?;
         Ok(ConfirmResponse {
-            unix_micros: config.log.unix_micros(),
+            unix_micros: config.log.now().0,
         })
     }
 }

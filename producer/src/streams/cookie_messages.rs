@@ -9,9 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use proto::wire;
+use proto::{units::Sequence, wire};
 
-use crate::log::{Chunk, Sequence};
+use crate::log::Chunk;
 
 /// Maximum number of cached chunks: 6 MiB of messages at the default chunk size, 96 MiB at the largest. Enough for streams
 /// that are within 0.1 s of each other at a million cookies per second.
@@ -92,12 +92,13 @@ mod tests {
         let messages = CookieMessages::new(false);
         let newest = 10 * CACHED_CHUNKS_MAX as u64;
         for first in (10..=newest).step_by(10) {
+            let first = Sequence(first);
             let entry = messages.entry(first).expect("newer than all cached");
             let again = messages.entry(first).expect("cached");
             assert!(Arc::ptr_eq(&entry, &again));
         }
-        assert!(messages.entry(5).is_none());
-        assert!(messages.entry(newest + 10).is_some());
+        assert!(messages.entry(Sequence(5)).is_none());
+        assert!(messages.entry(Sequence(newest + 10)).is_some());
         let cached = messages.cached.lock();
         assert_eq!(cached.len(), CACHED_CHUNKS_MAX);
         assert!(cached.iter().is_sorted_by_key(|cached| cached.first));

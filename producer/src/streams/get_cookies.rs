@@ -39,8 +39,8 @@ impl Streams {
         if lease.may_log() {
             tracing::info!(
                 subscriber = request.host,
-                first_sequence = lease.start.first,
-                next_sequence = span.next,
+                first_sequence = lease.start.first.0,
+                next_sequence = span.next.0,
                 "GetCookies stream started"
             );
         }

@@ -2,6 +2,7 @@
 
 use proto::{
     limits::in_flight_bytes_max,
+    units::{Epoch, Sequence},
     v1::{Cursor, ResumeOutcome, StartPosition, SubscribeRequest},
 };
 
@@ -10,7 +11,7 @@ use super::{
     call::CallError,
     subscribers::{RetainedPosition, StreamStart},
 };
-use crate::log::{Sequence, Span};
+use crate::log::Span;
 
 /// The cursor for this producer in a request.
 pub(super) fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor> {
@@ -40,27 +41,32 @@ pub(super) fn by_name(
 ) -> StreamStart {
     if let Some(position) = retained {
         let first = rewound(config, position);
-        let exceeds_lag = span.next - position.high_water > config.queue_cookies_max;
+        let exceeds_lag = span.next.since(position.high_water) > config.queue_cookies_max;
         let outcome = resumed(first < span.oldest || exceeds_lag);
         return start_at(first, outcome, position.high_water);
     }
     match start {
-        StartPosition::Newest => start_at(span.next, ResumeOutcome::Fresh, 0),
+        StartPosition::Newest => start_at(span.next, ResumeOutcome::Fresh, Sequence(0)),
         StartPosition::Oldest => start_at(span.oldest, ResumeOutcome::Fresh, Sequence::MAX),
     }
 }
 
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<StreamStart, CallError> {
-    if cursor.epoch != epoch {
-        return Ok(start_at(1, ResumeOutcome::NewEpoch, Sequence::MAX));
+fn at_cursor(cursor: &Cursor, epoch: Epoch, span: Span) -> Result<StreamStart, CallError> {
+    if cursor.epoch != epoch.0 {
+        return Ok(start_at(
+            Sequence(1),
+            ResumeOutcome::NewEpoch,
+            Sequence::MAX,
+        ));
     }
-    if cursor.sequence >= span.next {
+    let received = Sequence(cursor.sequence);
+    if received >= span.next {
         return Err(CallError::CursorBeyondLog {
-            cursor: cursor.sequence,
+            cursor: received,
             newest: span.next - 1,
         });
     }
-    let first = cursor.sequence + 1;
+    let first = received + 1;
     Ok(start_at(first, resumed(first < span.oldest), Sequence::MAX))
 }
 
@@ -103,19 +109,19 @@ mod tests {
     use super::*;
 
     const SPAN: Span = Span {
-        oldest: 100,
-        next: 200,
+        oldest: Sequence(100),
+        next: Sequence(200),
     };
 
     #[track_caller]
-    fn check(epoch: u64, sequence: u64, expected: Option<(Sequence, ResumeOutcome)>) {
+    fn check(epoch: u64, sequence: u64, expected: Option<(u64, ResumeOutcome)>) {
         let cursor = Cursor {
             producer_id: "p".to_owned(),
             epoch,
             sequence,
         };
-        let start = at_cursor(&cursor, 7, SPAN).ok();
-        let start = start.map(|start| (start.first, start.outcome));
+        let start = at_cursor(&cursor, Epoch(7), SPAN).ok();
+        let start = start.map(|start| (start.first.0, start.outcome));
         assert_eq!(start, expected, "{epoch} {sequence}");
     }
 

@@ -108,8 +108,8 @@ fn event_message(delivery: &Delivery) -> Bytes {
             last,
             reason,
         } => Event::Gap(v1::Gap {
-            first_sequence: first,
-            last_sequence: last,
+            first_sequence: first.0,
+            last_sequence: last.0,
             reason: match reason {
                 GapReason::LagLimit => v1::GapReason::LagLimit,
                 GapReason::Evicted => v1::GapReason::Evicted,
@@ -117,10 +117,10 @@ fn event_message(delivery: &Delivery) -> Bytes {
             .into(),
         }),
         Delivery::Idle { next } => Event::Heartbeat(v1::Heartbeat {
-            next_sequence: next,
+            next_sequence: next.0,
         }),
         Delivery::End { last } => Event::Goodbye(v1::Goodbye {
-            final_sequence: last,
+            final_sequence: last.0,
         }),
     };
     wire::encode_event(event)

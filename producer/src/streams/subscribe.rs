@@ -41,20 +41,20 @@ impl Streams {
         let start = lease.start;
         let hello = Hello {
             producer_id: config.producer_id.clone(),
-            epoch: config.log.epoch(),
-            oldest_sequence: span.oldest,
-            next_sequence: span.next,
-            first_sequence: start.first,
+            epoch: config.log.epoch().0,
+            oldest_sequence: span.oldest.0,
+            next_sequence: span.next.0,
+            first_sequence: start.first.0,
             outcome: start.outcome.into(),
             tail: tail(config, request, start.outcome),
-            unix_micros: config.log.unix_micros(),
+            unix_micros: config.log.now().0,
         };
         if lease.may_log() {
             tracing::info!(
                 subscriber = request.subscriber,
                 outcome = start.outcome.as_str_name(),
-                first_sequence = start.first,
-                next_sequence = span.next,
+                first_sequence = start.first.0,
+                next_sequence = span.next.0,
                 "subscribed"
             );
         }

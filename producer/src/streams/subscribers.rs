@@ -22,7 +22,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use proto::v1::ResumeOutcome;
+use proto::{units::Sequence, v1::ResumeOutcome};
 use runtime::metrics::Peak;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ use self::{account::Account, confirmations::Confirmations};
 pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::{call::CallError, in_flight::SubscriberInFlight};
-use crate::{interval_limit::IntervalLimit, log::Sequence, rate_limits::RateLimits};
+use crate::{interval_limit::IntervalLimit, rate_limits::RateLimits};
 
 /// Resume outcomes, in the order of the counters in a [`Snapshot`], with the values of their metric label.
 pub const RESUMES: [(ResumeOutcome, &str); 4] = [
@@ -301,7 +301,7 @@ impl Subscribers {
     pub fn end_interval(&self, next: Sequence) {
         for subscriber in self.table().by_name.values() {
             let mut state = subscriber.state.lock();
-            let lag = next.saturating_sub(state.account.position);
+            let lag = next.since(state.account.position);
             state.lag.end_interval(lag);
         }
     }

@@ -6,7 +6,7 @@ use super::{
     fields::{Fields, Value},
     put_varint, varint_bytes,
 };
-use crate::limits::AGE_MICROS_MAX;
+use crate::{limits::AGE_MICROS_MAX, units::DspId};
 
 /// The first encoded cookie in the output of [`put_cookie`](super::put_cookie), and the bytes that its field takes there.
 ///
@@ -27,14 +27,14 @@ pub fn first_cookie(cookies: &[u8]) -> Result<(&[u8], usize), WireError> {
 /// # Errors
 /// If the bytes before the DSP are not a valid start of a `Cookie`.
 #[inline]
-pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
+pub fn cookie_dsp(encoded: &[u8]) -> Result<DspId, WireError> {
     let mut fields = Fields::new(encoded);
     while let Some((field, value)) = fields.next()? {
         if let (2, Value::Varint(dsp_id)) = (field, value) {
-            return u32::try_from(dsp_id).map_err(|_| WireError::Range);
+            return dsp(dsp_id);
         }
     }
-    Ok(0)
+    Ok(DspId::NONE)
 }
 
 /// Whether one encoded `Cookie` is a deletion, without reading the rest.
@@ -57,14 +57,12 @@ pub(super) fn is_deletion(encoded: &[u8]) -> Result<bool, WireError> {
 /// If the bytes are not a `Cookie`.
 pub fn decode_record(encoded: &[u8]) -> Result<Record<'_>, WireError> {
     let (mut user_id, mut dsp_id, mut buyer_uid, mut age_micros, mut deleted) =
-        ("", 0, "", 0, false);
+        ("", DspId::NONE, "", 0, false);
     let mut fields = Fields::new(encoded);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
             (1, Value::Bytes(bytes)) => user_id = utf8(bytes)?,
-            (2, Value::Varint(dsp)) => {
-                dsp_id = u32::try_from(dsp).map_err(|_| WireError::Range)?;
-            }
+            (2, Value::Varint(id)) => dsp_id = dsp(id)?,
             (3, Value::Bytes(bytes)) => buyer_uid = utf8(bytes)?,
             (4, Value::Varint(age)) => age_micros = age.min(AGE_MICROS_MAX),
             (5, Value::Varint(value)) => deleted = value != 0,
@@ -80,7 +78,7 @@ pub fn decode_record(encoded: &[u8]) -> Result<Record<'_>, WireError> {
             buyer_uid,
             age_micros,
         })),
-        (true, "") if !user_id.is_empty() || dsp_id > 0 => Ok(Record::Delete {
+        (true, "") if !user_id.is_empty() || dsp_id.is_valid() => Ok(Record::Delete {
             scope: Scope::from_ids(user_id, dsp_id),
             age_micros,
         }),
@@ -102,8 +100,9 @@ pub fn record_bytes(record: &Record<'_>) -> usize {
 /// Appends a cookie as a field of a chunk: tag, length, `Cookie`.
 ///
 /// Allocates only to grow `buffer`.
+#[inline]
 pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
-    put_record(buffer, &Record::Set(*cookie));
+    EncodedCookie::set(cookie).put(buffer);
 }
 
 /// Appends a record like [`put_cookie`].
@@ -115,7 +114,7 @@ pub fn put_record(buffer: &mut Vec<u8>, record: &Record<'_>) {
 /// The fields of a `Cookie` message.
 struct EncodedCookie<'a> {
     user_id: &'a str,
-    dsp_id: u32,
+    dsp_id: DspId,
     /// `None` in a deletion.
     buyer_uid: Option<&'a str>,
     age_micros: u64,
@@ -123,14 +122,19 @@ struct EncodedCookie<'a> {
 
 impl<'a> EncodedCookie<'a> {
     #[inline]
+    fn set(cookie: &CookieRef<'a>) -> Self {
+        Self {
+            user_id: cookie.user_id,
+            dsp_id: cookie.dsp_id,
+            buyer_uid: Some(cookie.buyer_uid),
+            age_micros: cookie.age_micros,
+        }
+    }
+
+    #[inline]
     fn of(record: &Record<'a>) -> Self {
         match *record {
-            Record::Set(cookie) => Self {
-                user_id: cookie.user_id,
-                dsp_id: cookie.dsp_id,
-                buyer_uid: Some(cookie.buyer_uid),
-                age_micros: cookie.age_micros,
-            },
+            Record::Set(cookie) => Self::set(&cookie),
             Record::Delete { scope, age_micros } => {
                 let (user_id, dsp_id) = scope.ids();
                 Self {
@@ -156,7 +160,7 @@ impl<'a> EncodedCookie<'a> {
         1 + varint_bytes(self.user_id.len() as u64)
             + self.user_id.len()
             + 1
-            + varint_bytes(u64::from(self.dsp_id))
+            + varint_bytes(u64::from(self.dsp_id.0))
             + 1
             + value
             + age
@@ -168,7 +172,7 @@ impl<'a> EncodedCookie<'a> {
         put_varint(buffer, self.bytes() as u64);
         put_text(buffer, COOKIE_USER_ID, self.user_id);
         buffer.push(COOKIE_DSP_ID);
-        put_varint(buffer, u64::from(self.dsp_id));
+        put_varint(buffer, u64::from(self.dsp_id.0));
         match self.buyer_uid {
             Some(uid) => put_text(buffer, COOKIE_BUYER_UID, uid),
             None => buffer.extend_from_slice(&[COOKIE_DELETED, 1]),
@@ -185,6 +189,10 @@ fn put_text(buffer: &mut Vec<u8>, tag: u8, text: &str) {
     buffer.push(tag);
     put_varint(buffer, text.len() as u64);
     buffer.extend_from_slice(text.as_bytes());
+}
+
+fn dsp(id: u64) -> Result<DspId, WireError> {
+    u32::try_from(id).map(DspId).map_err(|_| WireError::Range)
 }
 
 fn utf8(bytes: &[u8]) -> Result<&str, WireError> {

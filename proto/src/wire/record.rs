@@ -1,5 +1,7 @@
 //! The records of a log.
 
+use crate::units::{DspId, UnixMicros};
+
 /// What a cookie message of a stream states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
@@ -20,7 +22,7 @@ pub struct CookieRef<'a> {
     /// The exchange's id of the user.
     pub user_id: &'a str,
     /// The DSP.
-    pub dsp_id: u32,
+    pub dsp_id: DspId,
     /// The DSP's id of the user; never empty.
     pub buyer_uid: &'a str,
     /// Time from its acceptance to the time of its chunk, in microseconds.
@@ -31,11 +33,11 @@ pub struct CookieRef<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope<U> {
     /// The match of one user at one DSP.
-    Match(U, u32),
+    Match(U, DspId),
     /// The matches of one user at all DSPs.
     User(U),
     /// The matches of all users at one DSP.
-    Dsp(u32),
+    Dsp(DspId),
     /// All matches: deletions so old that a consumer no longer knows their scopes.
     All,
 }
@@ -48,10 +50,9 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Time of acceptance in microseconds since the Unix epoch, given the time of its chunk; 0 if the age exceeds
-    /// `chunk_unix_micros`.
-    pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
-        chunk_unix_micros.saturating_sub(self.age_micros())
+    /// Time of acceptance, given the time of its chunk; 0 if the age exceeds it.
+    pub fn accepted(&self, chunk: UnixMicros) -> UnixMicros {
+        chunk.before(self.age_micros())
     }
 
     /// The record with another age.
@@ -76,36 +77,36 @@ impl<'a> Record<'a> {
 }
 
 impl CookieRef<'_> {
-    /// Time of acceptance, like [`Record::accepted_unix_micros`].
-    pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
-        chunk_unix_micros.saturating_sub(self.age_micros)
+    /// Time of acceptance, like [`Record::accepted`].
+    pub fn accepted(&self, chunk: UnixMicros) -> UnixMicros {
+        chunk.before(self.age_micros)
     }
 }
 
 impl<U> Scope<U> {
     /// The scope with these ids, as messages and stores have them: no user is empty, no DSP is 0.
-    pub fn from_ids(user_id: U, dsp_id: u32) -> Self
+    pub fn from_ids(user_id: U, dsp_id: DspId) -> Self
     where
         U: AsRef<[u8]>,
     {
         match (user_id.as_ref().is_empty(), dsp_id) {
-            (true, 0) => Self::All,
+            (true, DspId::NONE) => Self::All,
             (true, dsp_id) => Self::Dsp(dsp_id),
-            (false, 0) => Self::User(user_id),
+            (false, DspId::NONE) => Self::User(user_id),
             (false, dsp_id) => Self::Match(user_id, dsp_id),
         }
     }
 
     /// The ids from which [`from_ids`](Self::from_ids) makes this scope.
-    pub fn ids(self) -> (U, u32)
+    pub fn ids(self) -> (U, DspId)
     where
         U: Default,
     {
         match self {
             Self::Match(user_id, dsp_id) => (user_id, dsp_id),
-            Self::User(user_id) => (user_id, 0),
+            Self::User(user_id) => (user_id, DspId::NONE),
             Self::Dsp(dsp_id) => (U::default(), dsp_id),
-            Self::All => (U::default(), 0),
+            Self::All => (U::default(), DspId::NONE),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests of the codec against prost and against malformed bytes.
 
 use super::*;
-use crate::limits::AGE_MICROS_MAX;
+use crate::{limits::AGE_MICROS_MAX, units::DspId};
 
 /// Cookies, every seventh of which is a deletion.
 fn cookies(count: u32) -> Vec<v1::Cookie> {
@@ -32,13 +32,13 @@ fn record(cookie: &v1::Cookie) -> Record<'_> {
     } = cookie;
     if cookie.deleted {
         return Record::Delete {
-            scope: Scope::Match(user_id, *dsp_id),
+            scope: Scope::Match(user_id, DspId(*dsp_id)),
             age_micros: *age_micros,
         };
     }
     Record::Set(CookieRef {
         user_id,
-        dsp_id: *dsp_id,
+        dsp_id: DspId(*dsp_id),
         buyer_uid,
         age_micros: *age_micros,
     })
@@ -50,10 +50,10 @@ fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
         put_record(&mut buffer, &record(cookie));
     }
     let header = ChunkHeader {
-        epoch: u64::MAX,
-        first_sequence: 7,
+        epoch: Epoch(u64::MAX),
+        first_sequence: Sequence(7),
         count: u32::try_from(cookies.len()).unwrap(),
-        accepted_unix_micros: 1_700_000_000_000_000,
+        accepted: UnixMicros(1_700_000_000_000_000),
     };
     let at = seal(&mut buffer, &header);
     (header, Bytes::from(buffer).slice(at..))
@@ -84,7 +84,7 @@ fn sealed_chunk_is_decoded_equally_by_prost_and_chunk_ref() {
         assert_eq!(chunk.cookies, cookies);
         assert_eq!(
             (chunk.epoch, chunk.first_sequence, chunk.count),
-            (header.epoch, header.first_sequence, header.count)
+            (header.epoch.0, header.first_sequence.0, header.count)
         );
 
         let StreamMessage::Chunk(chunk) = StreamMessage::decode(message).unwrap() else {
@@ -103,7 +103,7 @@ fn cookie_encoding_is_stable() {
     fn check(age_micros: u64, expected: &[u8]) {
         let cookie = CookieRef {
             user_id: "u",
-            dsp_id: 300,
+            dsp_id: DspId(300),
             buyer_uid: "b",
             age_micros,
         };
@@ -114,14 +114,14 @@ fn cookie_encoding_is_stable() {
         assert_eq!(decode_record(&buffer[2..]), Ok(Record::Set(cookie)));
         put_cookie(&mut buffer, &cookie);
         assert_eq!(first_cookie(&buffer), Ok((&expected[2..], expected.len())));
-        assert_eq!(cookie_dsp(&expected[2..]), Ok(300));
+        assert_eq!(cookie_dsp(&expected[2..]), Ok(DspId(300)));
     }
     check(0, b"\x2a\x09\x0a\x01u\x10\xac\x02\x1a\x01b");
     check(150, b"\x2a\x0c\x0a\x01u\x10\xac\x02\x1a\x01b\x20\x96\x01");
     assert_eq!(first_cookie(b""), Err(WireError::Truncated));
     assert_eq!(first_cookie(b"\x2a\x09\x0a"), Err(WireError::Truncated));
     assert_eq!(first_cookie(b"\x20\x09"), Err(WireError::WireType));
-    assert_eq!(cookie_dsp(b"\x0a\x01u"), Ok(0));
+    assert_eq!(cookie_dsp(b"\x0a\x01u"), Ok(DspId(0)));
     assert_eq!(cookie_dsp(b"\x0a\x02u"), Err(WireError::Truncated));
     assert_eq!(
         cookie_dsp(b"\x10\x80\x80\x80\x80\x10"),
@@ -145,11 +145,11 @@ fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     assert_eq!(aged(u64::MAX), AGE_MICROS_MAX);
     let cookie = CookieRef {
         user_id: "u",
-        dsp_id: 1,
+        dsp_id: DspId(1),
         buyer_uid: "b",
         age_micros: 100,
     };
-    let accepted = [0, 99, 100, 1_000].map(|chunk| cookie.accepted_unix_micros(chunk));
+    let accepted = [0, 99, 100, 1_000].map(|chunk| cookie.accepted(UnixMicros(chunk)).0);
     assert_eq!(accepted, [0, 0, 0, 900]);
     assert_eq!(
         decode_record(b"\x21\0\0\0\0\0\0\0\0"),
@@ -195,10 +195,10 @@ fn chunk_of_deletions_has_no_messages_unless_they_are_requested() {
 #[test]
 fn cookie_has_either_a_buyer_uid_or_the_flag_of_a_deletion() {
     #[track_caller]
-    fn check(ids: (&str, u32), buyer_uid: &str, deleted: bool, expected: Option<Scope<&str>>) {
+    fn check(ids: (&str, DspId), buyer_uid: &str, deleted: bool, expected: Option<Scope<&str>>) {
         let cookie = v1::Cookie {
             user_id: ids.0.to_owned(),
-            dsp_id: ids.1,
+            dsp_id: ids.1.0,
             buyer_uid: buyer_uid.to_owned(),
             deleted,
             ..v1::Cookie::default()
@@ -217,12 +217,12 @@ fn cookie_has_either_a_buyer_uid_or_the_flag_of_a_deletion() {
             assert_eq!(written, cookie);
         }
     }
-    check(("u", 1), "", true, Some(Scope::Match("u", 1)));
-    check(("u", 0), "", true, Some(Scope::User("u")));
-    check(("", 1), "", true, Some(Scope::Dsp(1)));
-    check(("", 0), "", true, None);
-    check(("u", 1), "", false, None);
-    check(("u", 1), "b", true, None);
+    check(("u", DspId(1)), "", true, Some(Scope::Match("u", DspId(1))));
+    check(("u", DspId::NONE), "", true, Some(Scope::User("u")));
+    check(("", DspId(1)), "", true, Some(Scope::Dsp(DspId(1))));
+    check(("", DspId::NONE), "", true, None);
+    check(("u", DspId(1)), "", false, None);
+    check(("u", DspId(1)), "b", true, None);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::units::DspId;
 use serde::Deserialize;
 use url::Url;
 
@@ -44,7 +45,7 @@ pub enum NullMeans {
 pub struct Cookies {
     /// The DSP.
     #[serde(default)]
-    pub dsp: u32,
+    pub dsp: DspId,
     /// Age at which a match is checked.
     #[serde(default, deserialize_with = "duration")]
     pub after: Duration,
@@ -75,7 +76,7 @@ impl Cookies {
         let token = self.token_file.as_deref().map(token);
         let missing = |name: &str| Some(format!("{name}: missing"));
         let errors = [
-            missing("dsp").filter(|_| !proto::ids::is_dsp_id(self.dsp)),
+            missing("dsp").filter(|_| !self.dsp.is_valid()),
             missing("after").filter(|_| self.after.is_zero()),
             missing("nodes").filter(|_| self.nodes.is_none()),
             missing("producers").filter(|_| self.producers.is_none()),

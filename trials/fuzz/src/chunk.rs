@@ -7,6 +7,7 @@ use consumer::{batch::Batch, ledger::LedgerCounts, suppression::Suppression, ttl
 use prost::Message;
 use proto::{
     limits::{AGE_MICROS_MAX, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    units::{DspId, UnixMicros},
     v1,
     wire::{ChunkRef, FRAME_PREFIX_BYTES, Record, StreamMessage, encode_event},
 };
@@ -52,7 +53,7 @@ fn check_chunk(chunk: &ChunkRef) {
                 }
             };
             assert_eq!(
-                (&*read.user_id, read.dsp_id, &*read.buyer_uid),
+                (&*read.user_id, DspId(read.dsp_id), &*read.buyer_uid),
                 (user_id, dsp_id, buyer_uid)
             );
             assert_eq!(read.deleted, buyer_uid.is_empty());
@@ -67,14 +68,14 @@ fn check_chunk(chunk: &ChunkRef) {
         1 << 12,
         Ttls::new(Duration::from_secs(86400), [].into()),
     );
-    batch.push_filtered(&producer, chunk, u64::MAX, &mut table);
+    batch.push_filtered(&producer, chunk, UnixMicros::MAX, &mut table);
     check_batch(&batch, chunk, decoded.len());
     // A second push of the chunk changes only counts. Nothing is stored yet, so nothing is suppressed.
     let before: Vec<_> = batch
         .cookies()
         .map(|cookie| (cookie.user_id.to_vec(), cookie.dsp_id))
         .collect();
-    batch.push(&producer, chunk, u64::MAX);
+    batch.push(&producer, chunk, UnixMicros::MAX);
     let after: Vec<_> = batch
         .cookies()
         .map(|cookie| (cookie.user_id.to_vec(), cookie.dsp_id))
@@ -115,8 +116,8 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
         assert!((1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len()));
         assert!(cookie.user_id.iter().all(u8::is_ascii_graphic));
         assert!(std::str::from_utf8(cookie.buyer_uid).is_ok());
-        assert!(cookie.dsp_id > 0);
-        assert!(cookie.accepted_unix_micros <= chunk.header().accepted_unix_micros);
+        assert!(cookie.dsp_id.is_valid());
+        assert!(cookie.accepted <= chunk.header().accepted);
     }
     assert_eq!(batch.by_user().count(), batch.len());
     assert_eq!(batch.cursors()[0].sequence, chunk.header().last_sequence());

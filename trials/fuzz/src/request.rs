@@ -17,6 +17,7 @@ use producer::{
 use proto::{
     ids::hygiene,
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    units::{DspId, Epoch, Sequence, UnixMicros},
     wire::{self, ChunkHeader, CookieRef, Record, StreamMessage},
 };
 use runtime::listen::proxy::{self, HEADER_BYTES_MAX};
@@ -43,7 +44,7 @@ pub fn request(bytes: &[u8]) {
         check(&query, &cookies, StatedMatch::parse(&query));
         let stated = set_uid::parse(&query, false, &CONTRACTS);
         if let Ok(stated) = stated {
-            assert!(stated.dsp_id == 17 && stated.format.is_some());
+            assert!(stated.dsp_id == DspId(17) && stated.format.is_some());
         }
         let stated = stated.map_err(|(_, rejection)| rejection);
         check(&query, &cookies, stated);
@@ -115,7 +116,7 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     assert!(cookie.user_id.bytes().all(|byte| byte.is_ascii_graphic()));
     assert!(!cookie.user_id.contains([',', ';']));
     assert!(!cookie.buyer_uid.chars().any(char::is_control));
-    assert!(cookie.dsp_id > 0);
+    assert!(cookie.dsp_id.is_valid());
 
     let escaped = |byte| format!("%{byte:02x}");
     let buyer_uid: String = cookie.buyer_uid.bytes().map(escaped).collect();
@@ -154,10 +155,10 @@ pub(crate) fn check_chunk(cookie: &CookieRef<'_>) {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     wire::put_cookie(&mut buffer, cookie);
     let header = ChunkHeader {
-        epoch: 1,
-        first_sequence: 1,
+        epoch: Epoch(1),
+        first_sequence: Sequence(1),
         count: 1,
-        accepted_unix_micros: 1,
+        accepted: UnixMicros(1),
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
     let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(Bytes::from(buffer).slice(at..))

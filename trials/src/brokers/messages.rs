@@ -12,8 +12,9 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use bench::traffic::Traffic;
 use bytes::Bytes;
-use proto::wire::{
-    ChunkHeader, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage, put_cookie, seal,
+use proto::{
+    units::{Epoch, Sequence},
+    wire::{ChunkHeader, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage, put_cookie, seal},
 };
 use tokio::time::{Instant, sleep};
 
@@ -77,8 +78,8 @@ impl Lane {
     fn message(&mut self) -> Bytes {
         let mut buffer = self.cookies.clone();
         let header = ChunkHeader {
-            epoch: self.number,
-            first_sequence: self.published(),
+            epoch: Epoch(self.number),
+            first_sequence: Sequence(self.published()),
             count: BATCH,
             ..ChunkHeader::default()
         };
@@ -102,12 +103,12 @@ pub(super) struct Received {
     /// Cookies of all subscribers.
     total: Arc<AtomicU64>,
     /// Next sequence number of each lane.
-    next: [u64; LANES],
+    next: [Sequence; LANES],
 }
 
 impl Received {
     pub(super) fn new(total: Arc<AtomicU64>) -> Self {
-        let next = [0; LANES];
+        let next = [Sequence::default(); LANES];
         Self { total, next }
     }
 
@@ -126,7 +127,7 @@ impl Received {
         }
         let header = chunk.header();
         ensure!(cookies == header.count, "a message is incomplete");
-        let next = usize::try_from(header.epoch).map(|lane| self.next.get_mut(lane));
+        let next = usize::try_from(header.epoch.0).map(|lane| self.next.get_mut(lane));
         let Ok(Some(next)) = next else {
             bail!("a message has an unknown lane");
         };

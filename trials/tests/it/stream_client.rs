@@ -157,7 +157,10 @@ impl Subscription {
         match StreamMessage::decode(message)? {
             StreamMessage::Chunk(chunk) => {
                 let header = *chunk.header();
-                ensure!(header.epoch == self.hello.epoch, "wrong epoch: {header:?}");
+                ensure!(
+                    header.epoch.0 == self.hello.epoch,
+                    "wrong epoch: {header:?}"
+                );
                 let before = self.cookies.len();
                 for record in chunk.records() {
                     self.cookies.push(owned(&record?));
@@ -167,9 +170,9 @@ impl Subscription {
                     count == u64::from(header.count),
                     "{count} cookies do not match {header:?}"
                 );
-                self.advance(header.first_sequence, header.last_sequence())?;
-                self.chunks.push((header.first_sequence, count));
-                self.times.push(header.accepted_unix_micros);
+                self.advance(header.first_sequence.0, header.last_sequence().0)?;
+                self.chunks.push((header.first_sequence.0, count));
+                self.times.push(header.accepted.0);
             }
             StreamMessage::Event(Event::Gap(gap)) => {
                 self.advance(gap.first_sequence, gap.last_sequence)?;
@@ -312,7 +315,7 @@ fn owned(record: &Record<'_>) -> Cookie {
     };
     Cookie {
         user_id: user_id.to_owned(),
-        dsp_id,
+        dsp_id: dsp_id.0,
         buyer_uid: buyer_uid.to_owned(),
         age_micros: record.age_micros(),
         deleted: buyer_uid.is_empty(),

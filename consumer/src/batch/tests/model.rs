@@ -5,7 +5,10 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use prost::Message;
-use proto::limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX};
+use proto::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    units::{DspId, UnixMicros},
+};
 
 use super::*;
 
@@ -137,7 +140,7 @@ impl VaryingFilter {
 
 impl DedupFilter for VaryingFilter {
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
-        [u64::from(cookie.dsp_id), cookie.buyer_uid.len() as u64]
+        [u64::from(cookie.dsp_id.0), cookie.buyer_uid.len() as u64]
     }
 
     fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
@@ -157,7 +160,7 @@ impl DedupFilter for VaryingFilter {
             "in the prefetched order"
         );
         assert_eq!(fingerprint, self.fingerprint(cookie));
-        Self::decision(cookie.dsp_id, cookie.buyer_uid)
+        Self::decision(cookie.dsp_id.0, cookie.buyer_uid)
     }
 }
 
@@ -238,11 +241,11 @@ impl Model {
         for (cookie, ((user_id, dsp_id), is_known)) in batch.cookies().zip(&self.order) {
             assert_eq!(
                 (cookie.user_id, cookie.dsp_id),
-                (user_id.as_bytes(), *dsp_id)
+                (user_id.as_bytes(), DspId(*dsp_id))
             );
             let (accepted, buyer_uid) = &self.newest[&(user_id.clone(), *dsp_id)];
             assert_eq!(cookie.buyer_uid, buyer_uid.as_bytes());
-            assert_eq!(cookie.accepted_unix_micros, *accepted);
+            assert_eq!(cookie.accepted.0, *accepted);
             assert_eq!(cookie.is_known, *is_known);
         }
         let pair = |at: u32| {
@@ -255,7 +258,7 @@ impl Model {
         assert_eq!(batch.cursors().len(), self.cursors.len());
         for cursor in batch.cursors() {
             assert_eq!(
-                cursor.sequence,
+                cursor.sequence.0,
                 self.cursors[&cursor.producer.parse::<u8>().unwrap()]
             );
         }
@@ -281,10 +284,10 @@ proptest! {
             let (producer, chunk) = (sent.producer.to_string().into(), sent.received());
             if filtered {
                 let mut filter = VaryingFilter { prefetched: Vec::new() };
-                batch.push_filtered(&producer, &chunk, CLOCK, &mut filter);
+                batch.push_filtered(&producer, &chunk, UnixMicros(CLOCK), &mut filter);
                 prop_assert!(filter.prefetched.is_empty(), "every cookie has a decision");
             } else {
-                batch.push(&producer, &chunk, CLOCK);
+                batch.push(&producer, &chunk, UnixMicros(CLOCK));
             }
             model.push(sent, filtered);
             model.check(&batch);

@@ -2,11 +2,12 @@
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use proto::wire::Scope;
+use proto::{units::DspId, wire::Scope};
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::*;
 use crate::{
+    clock,
     deletions::Deletion,
     store::{Compaction, Expiry, ExpiryResult, StoreError},
 };
@@ -14,7 +15,7 @@ use crate::{
 /// A store in which each job hangs. It reports the floors that it received.
 #[derive(Debug)]
 struct HangingStore {
-    floor: watch::Sender<u64>,
+    floor: watch::Sender<UnixMicros>,
     failures: Mutex<u32>,
 }
 
@@ -40,7 +41,7 @@ impl Upkeep for HangingStore {
         std::future::pending().await
     }
 
-    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+    async fn remove_deletions_until(&self, floor: UnixMicros) -> Result<(), StoreError> {
         let mut failures = self.failures.lock();
         if *failures > 0 {
             *failures -= 1;
@@ -50,21 +51,21 @@ impl Upkeep for HangingStore {
         Ok(())
     }
 
-    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+    async fn delete_cursors_before(&self, _: UnixMicros) -> Result<Vec<Arc<str>>, StoreError> {
         Ok(Vec::new())
     }
 }
 
-fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
+fn deletion(user: &str, dsp_id: u32, until: UnixMicros) -> Deletion {
     Deletion {
-        scope: Scope::from_ids(user.as_bytes().into(), dsp_id),
-        until_unix_micros,
+        scope: Scope::from_ids(user.as_bytes().into(), DspId(dsp_id)),
+        until,
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
-    let (floor, mut floors) = watch::channel(0);
+    let (floor, mut floors) = watch::channel(UnixMicros(0));
     let store = HangingStore {
         floor,
         failures: Mutex::new(2),
@@ -72,14 +73,14 @@ async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
     // The table has one entry.
     let deletions = Deletions::new(0);
     // Too new to be removed because of its age.
-    let now = unix_micros();
+    let now = clock::now();
     deletions.begin_jobs(&[deletion("", 1, now)]);
     let stop = CancellationToken::new();
     let mut running = JoinSet::new();
     running.spawn(run(deletions.clone(), Arc::new(store), stop));
     for at in 1..4 {
-        deletions.add(&deletion("u", 1, now + at));
-        deletions.add(&deletion("v", 1, now + at));
+        deletions.add(&deletion("u", 1, now.after(at)));
+        deletions.add(&deletion("v", 1, now.after(at)));
         let reaches = floors.wait_for(|floor| *floor == deletions.floor());
         // Removal by age has a longer interval.
         let reached = timeout(Duration::from_secs(600), reaches).await;

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use proto::units::{Epoch, Sequence};
+
 use super::*;
 use crate::{
     batch::Cursor,
@@ -11,8 +13,8 @@ use crate::{
 fn cursor(producer: &str, sequence: u64) -> Cursor {
     Cursor {
         producer: producer.into(),
-        epoch: 1,
-        sequence,
+        epoch: Epoch(1),
+        sequence: Sequence(sequence),
         complete: false,
     }
 }
@@ -22,7 +24,7 @@ fn open(producers: &Producers, producer: &str, port: u16) -> (AddressGuard, Stre
     let address = producers.register(SocketAddr::from(([127, 0, 0, 1], port)), "http://here");
     let start = StreamStart {
         at: &cursor(producer, 0),
-        newest: 0,
+        newest: Sequence(0),
         previous: None,
     };
     let (stream, _) = address.open_stream(start);
@@ -104,10 +106,10 @@ fn skew_is_the_maximum_difference_and_negative_when_the_producers_clock_is_ahead
     let (_address, _stream) = open(&producers, "p", 1);
     check(&producers, consumer::CLOCK_SKEW, &[]);
     let skew = || values(&producers, consumer::CLOCK_SKEW)["p"];
-    let now = producers.steady_micros();
+    let now = producers.steady_now();
     producers.measure_clock("p", now, now);
     assert!((0.0..60.0).contains(&skew()), "{}", skew());
     // The chunk shows that the clock was set ahead.
-    producers.limit_clock("p", now + 90_000_000);
+    producers.limit_clock("p", now.after(90_000_000));
     assert!((-90.0..-30.0).contains(&skew()), "{}", skew());
 }

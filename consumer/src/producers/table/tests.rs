@@ -1,5 +1,7 @@
 //! Tests of the transitions of the table.
 
+use proto::units::Epoch;
+
 use super::*;
 use crate::clock_offset::ClockOffset;
 
@@ -8,8 +10,8 @@ const HERE: &str = "http://here";
 fn cursor(producer: &str, epoch: u64, sequence: u64) -> Cursor {
     Cursor {
         producer: producer.into(),
-        epoch,
-        sequence,
+        epoch: Epoch(epoch),
+        sequence: Sequence(sequence),
         complete: false,
     }
 }
@@ -111,7 +113,11 @@ fn producers_that_share_an_id_are_detected_without_cookies() {
         it.advance(&cursor("p", epoch, 0), false)
     };
     assert_eq!([1, 2].map(&mut opened), [AdvanceResult::Normal; 2]);
-    let mut heartbeat = |epoch| it.table.producer(&"p".into()).caught_up(epoch, 9);
+    let mut heartbeat = |epoch| {
+        it.table
+            .producer(&"p".into())
+            .caught_up(Epoch(epoch), UnixMicros(9))
+    };
     assert_eq!(heartbeat(2), AdvanceResult::Normal);
     let found = AdvanceResult::DuplicateId { is_first: true };
     assert_eq!(heartbeat(1), found);
@@ -139,24 +145,24 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     assert_eq!(it.open_at(one, &stored, None), None);
     assert_eq!(it.open_at(other, &stored, None), None);
     let id: Arc<str> = "p".into();
-    assert_eq!(it.table.producer(&id).add_lost(1, 10), 10);
-    assert_eq!(it.table.producer(&id).add_lost(1, 5), 15);
+    assert_eq!(it.table.producer(&id).add_lost(Epoch(1), 10), 10);
+    assert_eq!(it.table.producer(&id).add_lost(Epoch(1), 5), 15);
     let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
     let expected = ObservedRange {
-        epoch: 1,
-        from: 6,
+        epoch: Epoch(1),
+        from: Sequence(6),
         lost_in_gaps: 15,
     };
     assert_eq!(it.open_at(one, &at, Some(&before)), Some(expected));
     let sibling = it.open_at(other, &at, Some(&before));
     assert_eq!(sibling, None, "the sibling reports it");
     assert_eq!(
-        it.table.producer(&id).add_lost(2, 1),
+        it.table.producer(&id).add_lost(Epoch(2), 1),
         1,
         "counted per epoch"
     );
     assert_eq!(
-        it.table.producer(&id).add_lost(1, 100),
+        it.table.producer(&id).add_lost(Epoch(1), 100),
         100,
         "that epoch has ended"
     );
@@ -180,7 +186,7 @@ fn lag_is_the_number_of_known_cookies_that_are_not_durable() {
     let (address, at) = (it.register(HERE), cursor("p", 1, 100));
     let start = StreamStart {
         at: &at,
-        newest: 500,
+        newest: Sequence(500),
         previous: None,
     };
     it.table.open_stream(address, start);
@@ -201,7 +207,10 @@ fn lag_of_a_new_epoch_ignores_the_cursor_of_the_previous_epoch() {
     assert_eq!(it.lag(), Some(50));
     it.table.record_commit(&[cursor("p", 2, 20)]);
     assert_eq!(it.lag(), Some(30));
-    assert_eq!(it.status("p").unwrap().durable, Some((2, 20)));
+    assert_eq!(
+        it.status("p").unwrap().durable,
+        Some(cursor("p", 2, 20).position())
+    );
 }
 
 #[test]
@@ -221,7 +230,7 @@ fn producer_is_kept_while_it_has_an_address_or_a_cursor() {
         !status.has_address,
         "another producer has the address: {status:?}"
     );
-    assert_eq!(status.durable, Some((1, 7)));
+    assert_eq!(status.durable, Some(cursor("p", 1, 7).position()));
     it.table.forget("p");
     assert_eq!(it.status("p"), None);
     it.close(other, "next");

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use proto::units::DspId;
 use tokio::time::sleep;
 
 use super::*;
@@ -29,7 +30,7 @@ pub(super) struct FakeStore {
     pub(super) failed_commits: AtomicU32,
     pub(super) has_failed_commit: AtomicBool,
     /// Defers the cookies of this DSP.
-    pub(super) failing_dsp: Option<u32>,
+    pub(super) failing_dsp: Option<DspId>,
     /// Number of additions to the retry queue that fail.
     pub(super) failed_puts: AtomicU32,
     /// The retry queue.
@@ -55,7 +56,10 @@ fn fail(failures: &AtomicU32, why: &str) -> Result<(), StoreError> {
 
 impl FakeStore {
     fn record(&self, event: &str, batch: &Batch) {
-        let sequence = batch.cursors().first().map_or(0, |cursor| cursor.sequence);
+        let sequence = batch
+            .cursors()
+            .first()
+            .map_or(0, |cursor| cursor.sequence.0);
         let event = format!("{event} {sequence}");
         self.events.lock().push(event);
     }
@@ -115,11 +119,11 @@ impl Cookies for FakeStore {
 
 #[async_trait]
 impl Backlog for FakeStore {
-    fn has_slot(&self, _: u32) -> bool {
+    fn has_slot(&self, _: DspId) -> bool {
         true
     }
 
-    async fn retry(&self, _: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+    async fn retry(&self, _: DspId, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
         let written = self.write(Arc::clone(&batch)).await?;
         self.commit(&batch, written.receipt).await?;
         Ok(written)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::embedded::EmbeddedStore;
-use crate::{deletions::Deletions, producers::Producers};
+use crate::{clock, deletions::Deletions, producers::Producers};
 
 /// One cookie, in a chunk of its own.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         suppression,
         metrics: metrics.sink.clone(),
         fast_drain,
-        clock: ClockJumps::new(unix_micros(), Instant::now()),
+        clock: ClockJumps::new(clock::now(), Instant::now()),
         slots: slots(),
         ttls: no_expiry(),
         deletions: Deletions::default(),
@@ -107,7 +107,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let collecting = tasks.spawn(collector.run(reader, batch_sender));
     let writing = tasks.spawn(writer.run(batches));
 
-    let began = unix_micros() - 60_000_000;
+    let began = clock::now().before(60_000_000).0;
     for (sequence, cookie) in (1..).zip(&sent) {
         let (released, age) = cookie.accepted.map_or((u64::MAX, 0), |millis| {
             (
@@ -131,7 +131,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
 
     let mut found = Stored::new();
     let visited = store.for_each(|cookie| {
-        let pair = (cookie.user_id.to_vec(), cookie.dsp_id);
+        let pair = (cookie.user_id.to_vec(), cookie.dsp_id.0);
         assert_eq!(found.insert(pair, cookie.buyer_uid.to_vec()), None);
         ControlFlow::Continue(())
     });
@@ -146,7 +146,7 @@ async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
         let mut own = cursors
             .iter()
             .filter(|cursor| *cursor.producer == *producer);
-        own.any(|cursor| cursor.sequence >= sequence)
+        own.any(|cursor| cursor.sequence.0 >= sequence)
     };
     let until = async {
         while !is_stored().await {

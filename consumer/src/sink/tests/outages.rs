@@ -20,7 +20,7 @@ async fn failed_batch_is_repeated_and_all_cookies_are_stored_at_the_end() {
     sink.ended.await.unwrap().unwrap();
     let batches = sink.store.batches.lock();
     assert_eq!(batches.iter().map(|(cookies, _)| cookies).sum::<usize>(), 6);
-    assert_eq!(batches.last().unwrap().1[0].sequence, 6);
+    assert_eq!(batches.last().unwrap().1[0].sequence.0, 6);
     assert_eq!(sink.metrics.sink.store_errors.get(), 5);
     assert_eq!(settled(&sink.metrics).written, 6);
     assert_eq!(sink.health.store_down(), None);

@@ -1,12 +1,15 @@
 //! Tests of the outcome of each cookie: written, suppressed, expired, queued, or a dead letter.
 
+use proto::units::{DspId, Sequence};
+
 use super::*;
+use crate::ttl;
 
 #[tokio::test(start_paused = true)]
 async fn expired_cookie_is_rejected_and_uses_no_dsp_slot() {
-    let day = Ttls::new(24 * HOUR, [(9, HOUR)].into());
+    let day = Ttls::new(24 * HOUR, [(DspId(9), HOUR)].into());
     let sink = start_with(FakeStore::default(), LIMITS, day);
-    let ago = |age: Duration| unix_micros() - u64::try_from(age.as_micros()).unwrap();
+    let ago = |age: Duration| ttl::before(clock::now(), age).0;
     for (sequence, age, dsp_id) in [(1, 25, 7), (2, 23, 8), (3, 2, 9)] {
         let chunk = chunk(sequence, ago(age * HOUR), &[("u", dsp_id, "b")]);
         let item = Item::Chunk("p".into(), chunk);
@@ -21,7 +24,7 @@ async fn expired_cookie_is_rejected_and_uses_no_dsp_slot() {
     let batches = sink.store.batches.lock();
     assert_eq!(
         batches.last().unwrap().1[0].sequence,
-        3,
+        Sequence(3),
         "the cursor advances past it"
     );
 }
@@ -29,7 +32,7 @@ async fn expired_cookie_is_rejected_and_uses_no_dsp_slot() {
 #[tokio::test(start_paused = true)]
 async fn commit_waits_until_deferred_cookies_are_in_the_retry_queue() {
     let store = FakeStore {
-        failing_dsp: Some(7),
+        failing_dsp: Some(DspId(7)),
         failed_puts: AtomicU32::new(2),
         ..FakeStore::default()
     };
@@ -46,7 +49,7 @@ async fn commit_waits_until_deferred_cookies_are_in_the_retry_queue() {
     );
     assert_eq!(
         sink.health.failing_dsps(),
-        [(7, "no right".to_owned())].into()
+        [(DspId(7), "no right".to_owned())].into()
     );
     let counts = settled(&sink.metrics);
     assert_eq!((counts.written, counts.in_retry_queue), (1, 2));
@@ -63,7 +66,7 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
     let batch = batch(&[chunk(1, 1, &[("a", 7, "b"), ("b", 7, "b")])]);
     metrics.sink.ledger.received(2);
     let deferred = DeferredCookies {
-        dsp_id: 7,
+        dsp_id: DspId(7),
         why: None,
         indices: vec![0, 1],
     };
@@ -94,7 +97,7 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
 #[tokio::test(start_paused = true)]
 async fn time_far_ahead_is_clamped_and_counted() {
     let sink = start(FakeStore::default(), LIMITS);
-    for (sequence, accepted) in [(1, u64::MAX), (2, unix_micros()), (3, u64::MAX)] {
+    for (sequence, accepted) in [(1, u64::MAX), (2, clock::now().0), (3, u64::MAX)] {
         let chunk = chunk(sequence, accepted, &[("u", 1, "b")]);
         let item = Item::Chunk("p".into(), chunk);
         sink.buffer.push(item).await.unwrap();
@@ -108,7 +111,7 @@ async fn time_far_ahead_is_clamped_and_counted() {
 async fn duplicate_is_not_written_but_its_cursor_is() {
     let sink = start(FakeStore::default(), LIMITS);
     for (sequence, uid) in [(1, "b"), (2, "b"), (3, "c")] {
-        let chunk = chunk(sequence, unix_micros(), &[("u", 1, uid)]);
+        let chunk = chunk(sequence, clock::now().0, &[("u", 1, uid)]);
         let item = Item::Chunk("p".into(), chunk);
         sink.buffer.push(item).await.unwrap();
         sleep(Duration::from_millis(300)).await;
@@ -116,7 +119,7 @@ async fn duplicate_is_not_written_but_its_cursor_is() {
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
     let batches = sink.store.batches.lock();
-    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
+    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence.0)).collect();
     assert_eq!(stored, [(1, 1), (0, 2), (1, 3)]);
     let counts = settled(&sink.metrics);
     assert_eq!((counts.suppressed, counts.written), (1, 2));

@@ -139,7 +139,7 @@ async fn cookie_rejected_only_when_its_batch_is_written_again_suppresses_no_dupl
     };
     let sink = start(store, LIMITS);
     for sequence in [1, 2] {
-        let chunk = chunk(sequence, unix_micros(), &[("u", 1, "b")]);
+        let chunk = chunk(sequence, clock::now().0, &[("u", 1, "b")]);
         let item = Item::Chunk("p".into(), chunk);
         sink.buffer.push(item).await.unwrap();
         sleep(5 * SECOND).await;

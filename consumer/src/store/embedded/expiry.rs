@@ -11,8 +11,9 @@ use std::{
 use fjall::compaction::filter::{
     CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
 };
+use proto::units::UnixMicros;
 
-use super::records::{be_u64, dsp_of};
+use super::records::{dsp_of, time};
 use crate::ttl::Ttls;
 
 /// Creates the filters of compactions. The store and all filters share it. A panic leaves the TTLs and the counter consistent.
@@ -23,7 +24,7 @@ pub(super) struct ExpiryFilter(Arc<AssertUnwindSafe<SharedExpiry>>);
 struct SharedExpiry {
     ttls: Ttls,
     /// The time at which cookies expire; 0 disables expiry.
-    now_unix_micros: AtomicU64,
+    now: AtomicU64,
     removed: AtomicU64,
 }
 
@@ -31,14 +32,13 @@ impl ExpiryFilter {
     pub(super) fn new(ttls: Ttls) -> Self {
         Self(Arc::new(AssertUnwindSafe(SharedExpiry {
             ttls,
-            now_unix_micros: AtomicU64::new(0),
+            now: AtomicU64::new(0),
             removed: AtomicU64::new(0),
         })))
     }
 
-    pub(super) fn set_now(&self, unix_micros: u64) {
-        let now = &self.0.now_unix_micros;
-        now.store(unix_micros, Ordering::Relaxed);
+    pub(super) fn set_now(&self, now: UnixMicros) {
+        self.0.now.store(now.0, Ordering::Relaxed);
     }
 
     /// Number of deleted values since the last call.
@@ -55,7 +55,7 @@ impl Factory for ExpiryFilter {
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
         Box::new(Filter {
             expiry: self.clone(),
-            now: self.0.now_unix_micros.load(Ordering::Relaxed),
+            now: UnixMicros(self.0.now.load(Ordering::Relaxed)),
             removed: 0,
         })
     }
@@ -64,14 +64,14 @@ impl Factory for ExpiryFilter {
 /// The filter of one compaction.
 struct Filter {
     expiry: ExpiryFilter,
-    now: u64,
+    now: UnixMicros,
     removed: u64,
 }
 
 impl CompactionFilter for Filter {
     /// `Remove` leaves a tombstone on every level except the last, so that no older value reappears.
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
-        if self.now == 0 {
+        if self.now == UnixMicros(0) {
             return Ok(Verdict::Keep);
         }
         let Some(dsp_id) = dsp_of(item.key()) else {
@@ -79,7 +79,7 @@ impl CompactionFilter for Filter {
         };
         let before = self.expiry.0.ttls.expired_before(dsp_id, self.now);
         let value = item.value()?;
-        if be_u64(&value).is_some_and(|accepted| accepted < before) {
+        if time(&value).is_some_and(|accepted| accepted < before) {
             self.removed += 1;
             return Ok(Verdict::Remove);
         }

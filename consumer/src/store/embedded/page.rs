@@ -22,9 +22,7 @@ const KEYS_PER_CHECK: usize = 256;
 impl Inner {
     pub(super) fn page(&self, query: &PageQuery, deletions: &Deletions) -> fjall::Result<Page> {
         let began = Instant::now();
-        let expired = self
-            .ttls
-            .expired_before(query.dsp_id, (self.tuning.now_unix_micros)());
+        let expired = self.ttls.expired_before(query.dsp_id, (self.tuning.now)());
         let after = CookieKey::of(query.after_user.as_bytes(), query.dsp_id);
         let after = (Bound::Excluded(after.as_slice()), Bound::Unbounded);
         let mut page = Page::default();
@@ -44,7 +42,7 @@ impl Inner {
                 }
                 user = cookie.user_id.to_vec();
             }
-            let accepted = cookie.accepted_unix_micros;
+            let accepted = cookie.accepted;
             if cookie.dsp_id == query.dsp_id
                 && (expired..query.before).contains(&accepted)
                 && accepted > deletions.deleted_until(cookie.user_id, cookie.dsp_id)

@@ -16,7 +16,7 @@ use std::hash::BuildHasher;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use proto::newest;
+use proto::{newest, units::UnixMicros};
 
 use crate::batch::BatchCookie;
 
@@ -31,9 +31,9 @@ pub(super) struct RecentPairs {
     young: Generation,
     old: Generation,
     /// Acceptance time of the newest cookie in the store, or a later time.
-    newest: u64,
+    newest: UnixMicros,
     /// Cookies of pairs outside both generations were accepted at or before this time.
-    horizon: u64,
+    horizon: UnixMicros,
     /// Whether pairs are kept.
     is_active: bool,
     /// Whether a cookie of the current generation was late.
@@ -43,7 +43,7 @@ pub(super) struct RecentPairs {
 #[derive(Debug, Default)]
 struct Generation {
     pairs: HashTable<u64>,
-    newest: u64,
+    newest: UnixMicros,
 }
 
 /// The hash of a pair.
@@ -52,11 +52,11 @@ pub(super) struct PairHash(u64);
 
 impl RecentPairs {
     /// Starts with a store that has no cookie accepted after `newest`.
-    pub(super) fn new(newest: u64) -> Self {
+    pub(super) fn new(newest: UnixMicros) -> Self {
         Self::with_generations(newest, GENERATION_PAIRS)
     }
 
-    fn with_generations(newest: u64, generation_pairs: usize) -> Self {
+    fn with_generations(newest: UnixMicros, generation_pairs: usize) -> Self {
         Self {
             hasher: RandomState::default(),
             generation_pairs,
@@ -70,7 +70,7 @@ impl RecentPairs {
     }
 
     /// Acceptance time of the newest cookie in the store, or a later time.
-    pub(super) fn newest(&self) -> u64 {
+    pub(super) fn newest(&self) -> UnixMicros {
         self.newest
     }
 
@@ -79,7 +79,7 @@ impl RecentPairs {
     }
 
     /// Whether the store may have a cookie of this pair accepted after `accepted`, and must be read.
-    pub(super) fn may_have_newer(&mut self, pair: PairHash, accepted: u64) -> bool {
+    pub(super) fn may_have_newer(&mut self, pair: PairHash, accepted: UnixMicros) -> bool {
         if newest::replaces(accepted, self.newest) {
             return false;
         }
@@ -88,7 +88,7 @@ impl RecentPairs {
     }
 
     /// Records a cookie that will be written.
-    pub(super) fn record(&mut self, pair: PairHash, accepted: u64) {
+    pub(super) fn record(&mut self, pair: PairHash, accepted: UnixMicros) {
         self.newest = self.newest.max(accepted);
         if !self.is_active {
             if !self.has_late {
@@ -122,7 +122,7 @@ impl Generation {
         self.pairs.find(hash, |known| *known == hash).is_some()
     }
 
-    fn insert(&mut self, PairHash(hash): PairHash, accepted: u64) {
+    fn insert(&mut self, PairHash(hash): PairHash, accepted: UnixMicros) {
         self.newest = self.newest.max(accepted);
         self.pairs
             .entry(hash, |known| *known == hash, |known| *known)
@@ -131,7 +131,7 @@ impl Generation {
 
     fn clear(&mut self) {
         self.pairs.clear();
-        self.newest = 0;
+        self.newest = UnixMicros(0);
     }
 }
 
@@ -139,14 +139,16 @@ impl Generation {
 mod tests {
     use std::collections::HashMap;
 
+    use proto::units::DspId;
+
     use super::*;
 
-    fn cookie(user_id: &[u8], accepted_unix_micros: u64) -> BatchCookie<'_> {
+    fn cookie(user_id: &[u8], accepted: UnixMicros) -> BatchCookie<'_> {
         BatchCookie {
             user_id,
-            dsp_id: 1,
+            dsp_id: DspId(1),
             buyer_uid: b"x",
-            accepted_unix_micros,
+            accepted,
             is_known: false,
         }
     }
@@ -154,11 +156,11 @@ mod tests {
     /// Writes cookies that are up to `late_max` late, and compares the results with a map. Returns the number of reads.
     fn reads(users: u32, late_max: u64, cookies: u64) -> u64 {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut recent = RecentPairs::with_generations(0, 1000);
-        let mut stored: HashMap<u32, u64> = HashMap::new();
+        let mut recent = RecentPairs::with_generations(UnixMicros(0), 1000);
+        let mut stored: HashMap<u32, UnixMicros> = HashMap::new();
         let mut reads = 0;
         for now in 1..=cookies {
-            let accepted = 1_000_000 + now - random.u64(0..=late_max);
+            let accepted = UnixMicros(1_000_000 + now - random.u64(0..=late_max));
             let user = random.u32(0..users);
             let bytes = user.to_be_bytes();
             let pair = recent.pair(&cookie(&bytes, accepted));
@@ -197,9 +199,9 @@ mod tests {
 
     #[test]
     fn no_pairs_are_kept_while_no_cookie_is_late() {
-        let mut recent = RecentPairs::with_generations(100, 10);
+        let mut recent = RecentPairs::with_generations(UnixMicros(100), 10);
         let mut write = |user: u32, accepted| {
-            let bytes = user.to_be_bytes();
+            let (bytes, accepted) = (user.to_be_bytes(), UnixMicros(accepted));
             let pair = recent.pair(&cookie(&bytes, accepted));
             let read = recent.may_have_newer(pair, accepted);
             recent.record(pair, accepted);

@@ -3,7 +3,11 @@
 //! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of a user,
 //! but none of another user whose id begins with the same bytes. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
-use proto::{limits::USER_ID_BYTES_MAX, wire::Scope};
+use proto::{
+    limits::USER_ID_BYTES_MAX,
+    units::{DspId, Epoch, Sequence, UnixMicros},
+    wire::Scope,
+};
 
 use crate::{
     batch::{BatchCookie, Cursor},
@@ -29,12 +33,12 @@ impl CookieKey {
         Self::of(cookie.user_id, cookie.dsp_id)
     }
 
-    pub(super) fn of(user_id: &[u8], dsp_id: u32) -> Self {
+    pub(super) fn of(user_id: &[u8], dsp_id: DspId) -> Self {
         let user_id_bytes = user_id.len();
         let mut bytes = [0; USER_ID_BYTES_MAX + 5];
         bytes[..user_id_bytes].copy_from_slice(user_id);
         let length = user_id_bytes + 5;
-        bytes[user_id_bytes + 1..length].copy_from_slice(&dsp_id.to_be_bytes());
+        bytes[user_id_bytes + 1..length].copy_from_slice(&dsp_id.0.to_be_bytes());
         Self { bytes, length }
     }
 
@@ -44,8 +48,9 @@ impl CookieKey {
 }
 
 /// The DSP at the end of a key.
-pub(super) fn dsp_of(key: &[u8]) -> Option<u32> {
-    key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+pub(super) fn dsp_of(key: &[u8]) -> Option<DspId> {
+    key.last_chunk()
+        .map(|bytes| DspId(u32::from_be_bytes(*bytes)))
 }
 
 /// The common prefix of all keys of a user.
@@ -58,47 +63,52 @@ pub(super) fn stored_cookie<'a>(key: &'a [u8], value: &'a [u8]) -> Option<BatchC
     let (user_id, dsp) = key.split_last_chunk::<4>()?;
     Some(BatchCookie {
         user_id: user_id.strip_suffix(&[0])?,
-        dsp_id: u32::from_be_bytes(*dsp),
+        dsp_id: DspId(u32::from_be_bytes(*dsp)),
         buyer_uid: value.get(8..)?,
-        accepted_unix_micros: be_u64(value)?,
+        accepted: time(value)?,
         is_known: true,
     })
 }
 
 pub(super) fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {
     value.clear();
-    value.extend_from_slice(&cookie.accepted_unix_micros.to_be_bytes());
+    value.extend_from_slice(&cookie.accepted.0.to_be_bytes());
     value.extend_from_slice(cookie.buyer_uid);
 }
 
-pub(super) fn be_u64(bytes: &[u8]) -> Option<u64> {
+/// The time at the start of a value.
+pub(super) fn time(value: &[u8]) -> Option<UnixMicros> {
+    be_u64(value).map(UnixMicros)
+}
+
+fn be_u64(bytes: &[u8]) -> Option<u64> {
     bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-pub(super) fn slot_key(dsp_id: u32) -> Vec<u8> {
-    [SLOT_PREFIX, &dsp_id.to_be_bytes()].concat()
+pub(super) fn slot_key(dsp_id: DspId) -> Vec<u8> {
+    [SLOT_PREFIX, &dsp_id.0.to_be_bytes()].concat()
 }
 
-pub(super) fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn encode_cursor(cursor: &Cursor, committed: UnixMicros) -> (Vec<u8>, Vec<u8>) {
     let mut value = Vec::with_capacity(25);
-    value.extend_from_slice(&cursor.epoch.to_be_bytes());
-    value.extend_from_slice(&cursor.sequence.to_be_bytes());
+    value.extend_from_slice(&cursor.epoch.0.to_be_bytes());
+    value.extend_from_slice(&cursor.sequence.0.to_be_bytes());
     value.push(u8::from(cursor.complete));
-    value.extend_from_slice(&committed_unix_micros.to_be_bytes());
+    value.extend_from_slice(&committed.0.to_be_bytes());
     ([CURSOR_PREFIX, cursor.producer.as_bytes()].concat(), value)
 }
 
 /// When a cursor was committed.
-pub(super) fn committed(value: &[u8]) -> u64 {
-    value.get(17..).and_then(be_u64).unwrap_or_default()
+pub(super) fn committed(value: &[u8]) -> UnixMicros {
+    value.get(17..).and_then(time).unwrap_or_default()
 }
 
 pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
     let producer = std::str::from_utf8(key.strip_prefix(CURSOR_PREFIX)?).ok()?;
     Some(Cursor {
         producer: producer.into(),
-        epoch: be_u64(value)?,
-        sequence: be_u64(value.get(8..)?)?,
+        epoch: Epoch(be_u64(value)?),
+        sequence: Sequence(be_u64(value.get(8..)?)?),
         complete: *value.get(16)? == 1,
     })
 }
@@ -112,7 +122,7 @@ pub(super) fn deletion_key(deletion: &Deletion) -> Vec<u8> {
 
 /// The time of a deletion, and whether a deletion of a DSP is finished.
 pub(super) fn deletion_value(deletion: &Deletion, is_finished: bool) -> Vec<u8> {
-    let mut value = deletion.until_unix_micros.to_be_bytes().to_vec();
+    let mut value = deletion.until.0.to_be_bytes().to_vec();
     value.push(u8::from(is_finished));
     value
 }
@@ -121,8 +131,11 @@ pub(super) fn decode_deletion(key: &[u8], value: &[u8]) -> Option<StoredDeletion
     let (user_id, dsp) = key.strip_prefix(DELETION_PREFIX)?.split_last_chunk::<4>()?;
     Some(StoredDeletion {
         deletion: Deletion {
-            scope: Scope::from_ids(user_id.strip_suffix(&[0])?.into(), u32::from_be_bytes(*dsp)),
-            until_unix_micros: be_u64(value)?,
+            scope: Scope::from_ids(
+                user_id.strip_suffix(&[0])?.into(),
+                DspId(u32::from_be_bytes(*dsp)),
+            ),
+            until: time(value)?,
         },
         is_finished: value.get(8) == Some(&1),
     })

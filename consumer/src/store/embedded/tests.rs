@@ -8,6 +8,7 @@ use std::{
 
 use proto::{
     limits::USER_ID_BYTES_MAX,
+    units::{DspId, UnixMicros},
     v1::{DspTimeToLive, TimesToLive},
 };
 use tempfile::TempDir;
@@ -42,7 +43,7 @@ const NOW: u64 = 1_700_000_000 * SECOND;
 const TUNING: Tuning = Tuning {
     memtable_bytes: 1 << 20,
     table_bytes: 1 << 20,
-    now_unix_micros: || NOW,
+    now: || UnixMicros(NOW),
 };
 
 async fn open(dir: &TempDir) -> EmbeddedStore {
@@ -57,7 +58,7 @@ async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) ->
 
 #[track_caller]
 fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
-    let found: Vec<_> = found.iter().map(|(dsp, uid)| (*dsp, &**uid)).collect();
+    let found: Vec<_> = found.iter().map(|(dsp, uid)| (dsp.0, &**uid)).collect();
     assert_eq!(found, expected);
 }
 
@@ -137,7 +138,7 @@ async fn cookies_cursors_and_the_newest_time_survive_reopening() {
     let store = open(&dir).await;
     let loaded = store.load(&Deletions::default()).await.unwrap();
     assert_eq!(loaded.cursors, written.cursors());
-    assert_eq!(loaded.slots, [1]);
+    assert_eq!(loaded.slots, [DspId(1)]);
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
     check(
@@ -243,8 +244,8 @@ fn count(store: &EmbeddedStore, dsp_id: u32, accepted: std::ops::Range<u64>) -> 
     let cookies = store.inner.cookies.iter();
     cookies
         .map(|pair| pair.into_inner().unwrap())
-        .filter(|(key, _)| dsp_of(key) == Some(dsp_id))
-        .filter(|(_, value)| accepted.contains(&be_u64(value).unwrap()))
+        .filter(|(key, _)| dsp_of(key) == Some(DspId(dsp_id)))
+        .filter(|(_, value)| accepted.contains(&time(value).unwrap().0))
         .count()
 }
 
@@ -312,7 +313,13 @@ async fn old_cursors_are_deleted() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
-    assert!(store.delete_cursors_before(NOW).await.unwrap().is_empty());
+    assert!(
+        store
+            .delete_cursors_before(UnixMicros(NOW))
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(
         store
             .load(&Deletions::default())
@@ -323,7 +330,10 @@ async fn old_cursors_are_deleted() {
         1
     );
     assert_eq!(
-        store.delete_cursors_before(NOW + 1).await.unwrap(),
+        store
+            .delete_cursors_before(UnixMicros(NOW + 1))
+            .await
+            .unwrap(),
         ["p".into()]
     );
     assert!(
@@ -392,7 +402,7 @@ async fn for_each_visits_every_pair_with_its_newest_value() {
     let visit = |cookie: &BatchCookie<'_>| {
         let [user, buyer] =
             [cookie.user_id, cookie.buyer_uid].map(|text| String::from_utf8(text.into()).unwrap());
-        visited.push((user, cookie.dsp_id, buyer, cookie.accepted_unix_micros));
+        visited.push((user, cookie.dsp_id.0, buyer, cookie.accepted.0));
         ControlFlow::Continue(())
     };
     store.for_each(visit).unwrap();
@@ -425,11 +435,14 @@ async fn deletion_of_an_unfinished_job_is_kept_below_the_floor() {
     let [finished, unfinished] = deletions.jobs().try_into().unwrap();
     let stop = CancellationToken::new();
     store.remove_dsp(&finished, &stop).await.unwrap();
-    store.remove_deletions_until(NOW + 1).await.unwrap();
+    store
+        .remove_deletions_until(UnixMicros(NOW + 1))
+        .await
+        .unwrap();
 
     let kept = Deletions::default();
     store.load(&kept).await.unwrap();
-    assert_eq!((kept.floor(), kept.size().0), (NOW + 1, 1));
+    assert_eq!((kept.floor().0, kept.size().0), (NOW + 1, 1));
     assert_eq!(kept.jobs(), [unfinished]);
 }
 
@@ -441,8 +454,8 @@ fn expiry<'a>(
 ) -> Expiry<'a> {
     Expiry {
         open,
-        now,
-        since: now,
+        now: UnixMicros(now),
+        since: UnixMicros(now),
         time_left: None,
         stop,
         deletions,

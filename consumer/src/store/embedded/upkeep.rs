@@ -8,14 +8,14 @@ use std::{ops::Bound, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use fjall::{OwnedWriteBatch, PersistMode};
-use proto::wire::Scope;
+use proto::{units::UnixMicros, wire::Scope};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     EmbeddedStore, Inner,
     records::{
-        DELETION_PREFIX, be_u64, decode_deletion, deletion_key, deletion_value, dsp_of, user_prefix,
+        DELETION_PREFIX, decode_deletion, deletion_key, deletion_value, dsp_of, time, user_prefix,
     },
 };
 use crate::{
@@ -78,12 +78,12 @@ impl Upkeep for EmbeddedStore {
         }
     }
 
-    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+    async fn remove_deletions_until(&self, floor: UnixMicros) -> Result<(), StoreError> {
         self.run(move |inner| inner.remove_deletions_until(floor))
             .await
     }
 
-    async fn delete_cursors_before(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
+    async fn delete_cursors_before(&self, before: UnixMicros) -> Result<Vec<Arc<str>>, StoreError> {
         self.run(move |inner| inner.delete_cursors_before(before))
             .await
     }
@@ -102,7 +102,7 @@ impl Inner {
     pub(super) fn delete(&self, deletions: &[Deletion]) -> fjall::Result<()> {
         let mut writes = self.synced_writes(deletions.len());
         for deletion in deletions {
-            if self.kept(deletion)? < Some(deletion.until_unix_micros) {
+            if self.kept(deletion)? < Some(deletion.until) {
                 let value = deletion_value(deletion, false);
                 writes.insert(&self.meta, deletion_key(deletion), value);
             }
@@ -113,7 +113,7 @@ impl Inner {
             for pair in self.cookies.prefix(user_prefix(user_id)) {
                 let (key, value) = pair.into_inner()?;
                 let is_concerned = dsp_of(&key).is_some_and(|dsp_id| deletion.removes_from(dsp_id));
-                if is_concerned && is_covered(&value, deletion.until_unix_micros) {
+                if is_concerned && is_covered(&value, deletion.until) {
                     writes.remove(&self.cookies, &*key);
                 }
             }
@@ -122,9 +122,9 @@ impl Inner {
     }
 
     /// The time of the stored deletion of this scope.
-    fn kept(&self, deletion: &Deletion) -> fjall::Result<Option<u64>> {
+    fn kept(&self, deletion: &Deletion) -> fjall::Result<Option<UnixMicros>> {
         let kept = self.meta.get(deletion_key(deletion))?;
-        Ok(kept.as_deref().and_then(be_u64))
+        Ok(kept.as_deref().and_then(time))
     }
 
     /// Removes covered cookies among the next keys. Returns the number of removed cookies, and the last key. At the end,
@@ -140,9 +140,7 @@ impl Inner {
         let (mut removed, mut last) = (0, None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
             let (key, value) = pair.into_inner()?;
-            if dsp_of(&key) == Some(deletion.dsp_id)
-                && is_covered(&value, deletion.until_unix_micros)
-            {
+            if dsp_of(&key) == Some(deletion.dsp_id) && is_covered(&value, deletion.until) {
                 writes.remove(&self.cookies, &*key);
                 removed += 1;
             }
@@ -153,7 +151,7 @@ impl Inner {
         }
         let is_end = last.is_none();
         let deletion = Deletion::from(*deletion);
-        if is_end && self.kept(&deletion)? == Some(deletion.until_unix_micros) {
+        if is_end && self.kept(&deletion)? == Some(deletion.until) {
             let value = deletion_value(&deletion, true);
             writes.insert(&self.meta, deletion_key(&deletion), value);
         }
@@ -164,7 +162,7 @@ impl Inner {
         Ok((removed, last))
     }
 
-    pub(super) fn remove_deletions_until(&self, floor: u64) -> fjall::Result<()> {
+    pub(super) fn remove_deletions_until(&self, floor: UnixMicros) -> fjall::Result<()> {
         let _writing = self.recent.lock();
         self.delete(&[Deletion::floor(floor)])?;
         for pair in self.meta.prefix(DELETION_PREFIX) {
@@ -178,6 +176,6 @@ impl Inner {
 }
 
 /// Whether a deletion of its user or DSP up to this time covers a cookie with this value.
-fn is_covered(value: &[u8], until_unix_micros: u64) -> bool {
-    be_u64(value).is_some_and(|at| at <= until_unix_micros)
+fn is_covered(value: &[u8], until: UnixMicros) -> bool {
+    time(value).is_some_and(|at| at <= until)
 }

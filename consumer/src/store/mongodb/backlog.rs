@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
+use proto::units::{DspId, UnixMicros};
 
 use super::{
     COOKIES, MongodbStore,
@@ -32,12 +33,12 @@ const INSERT_BYTES: u64 = 8 << 20;
 
 #[async_trait]
 impl Backlog for MongodbStore {
-    fn has_slot(&self, dsp_id: u32) -> bool {
+    fn has_slot(&self, dsp_id: DspId) -> bool {
         self.dsps.lock().slots.contains(&dsp_id)
     }
 
     /// Ignores the DSP's breaker.
-    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+    async fn retry(&self, dsp_id: DspId, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
         self.breakers.may_try(dsp_id)?;
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
@@ -114,9 +115,13 @@ impl Backlog for MongodbStore {
 }
 
 impl MongodbStore {
-    /// Deletes entries of other consumers that were queued before this time, in microseconds since the Unix epoch.
-    pub(super) async fn delete_abandoned_retries(&self, before: u64) -> Result<(), StoreError> {
-        let old = doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": int(before) } };
+    /// Deletes entries of other consumers that were queued before this time.
+    pub(super) async fn delete_abandoned_retries(
+        &self,
+        before: UnixMicros,
+    ) -> Result<(), StoreError> {
+        let old =
+            doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": int(before.0) } };
         self.delete_own(COLLECTION, old).await
     }
 
@@ -127,7 +132,7 @@ impl MongodbStore {
         };
         doc! {
             "_id": self.id(entry.number),
-            "dsp": i64::from(entry.dsp_id),
+            "dsp": i64::from(entry.dsp_id.0),
             "cookies": int(entry.cookies),
             "deletions": int(entry.deletions),
             "bytes": int(entry.bytes),
@@ -147,7 +152,7 @@ impl MongodbStore {
     async fn write_retried(
         &self,
         connection: &Connection,
-        dsp_id: u32,
+        dsp_id: DspId,
         batch: &Arc<Batch>,
     ) -> Result<WriteOutcome, Failure> {
         let mut by_dsp = by_dsp(batch).await?;
@@ -169,7 +174,7 @@ impl MongodbStore {
     }
 
     /// Checks that a DSP's collection is writable, without changing it.
-    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<WriteOutcome, Failure> {
+    async fn probe(&self, connection: &Connection, dsp_id: DspId) -> Result<WriteOutcome, Failure> {
         let no_match = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
         let command = doc! { "update": COOKIES, "updates": [no_match] };
         run(self.database(connection, dsp_id).run_command(command)).await?;
@@ -181,7 +186,7 @@ fn decode(document: &Document) -> Option<RetryEntry> {
     let field = |document: &Document, key| u64::try_from(document.get_i64(key).ok()?).ok();
     Some(RetryEntry {
         number: field(document.get_document("_id").ok()?, "n")?,
-        dsp_id: u32::try_from(field(document, "dsp")?).ok()?,
+        dsp_id: DspId(u32::try_from(field(document, "dsp")?).ok()?),
         cookies: field(document, "cookies")?,
         // Entries of earlier versions lack this field.
         deletions: field(document, "deletions").unwrap_or(0),
@@ -203,7 +208,7 @@ mod tests {
         };
         let entry = RetryEntry {
             number: 5,
-            dsp_id: 7,
+            dsp_id: DspId(7),
             cookies: 3,
             deletions: 0,
             bytes: 1_200,

@@ -6,13 +6,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
+use proto::units::DspId;
 use tokio::task::AbortHandle;
 
 use crate::store::StoreError;
 
 /// The breakers of all DSPs.
 #[derive(Debug, Default)]
-pub(super) struct Breakers(Mutex<BTreeMap<u32, Breaker>>);
+pub(super) struct Breakers(Mutex<BTreeMap<DspId, Breaker>>);
 
 /// A breaker that tripped, or whose database has not replied yet.
 #[derive(Debug, Default)]
@@ -25,11 +26,11 @@ struct Breaker {
 
 impl Breakers {
     /// Why the breaker of a DSP has tripped, if it has.
-    pub(super) fn tripped(&self, dsp_id: u32) -> Option<Arc<str>> {
+    pub(super) fn tripped(&self, dsp_id: DspId) -> Option<Arc<str>> {
         self.0.lock().get(&dsp_id)?.why.clone()
     }
 
-    pub(super) fn trip(&self, dsp_id: u32, why: &str) -> Arc<str> {
+    pub(super) fn trip(&self, dsp_id: DspId, why: &str) -> Arc<str> {
         let mut all = self.0.lock();
         let breaker = all.entry(dsp_id).or_default();
         Arc::clone(breaker.why.insert(why.into()))
@@ -37,7 +38,7 @@ impl Breakers {
 
     /// # Errors
     /// When no command may be sent, because an earlier one awaits its reply.
-    pub(super) fn may_try(&self, dsp_id: u32) -> Result<(), StoreError> {
+    pub(super) fn may_try(&self, dsp_id: DspId) -> Result<(), StoreError> {
         let all = self.0.lock();
         let mut hanging = all.get(&dsp_id).into_iter().flat_map(|it| &it.hanging);
         if hanging.all(AbortHandle::is_finished) {
@@ -48,12 +49,12 @@ impl Breakers {
     }
 
     /// Allows commands again.
-    pub(super) fn reset(&self, dsp_id: u32) {
+    pub(super) fn reset(&self, dsp_id: DspId) {
         self.0.lock().remove(&dsp_id);
     }
 
     /// Adds a task that still waits for a reply.
-    pub(super) fn add_hanging(&self, dsp_id: u32, task: AbortHandle) {
+    pub(super) fn add_hanging(&self, dsp_id: DspId, task: AbortHandle) {
         let mut all = self.0.lock();
         let hanging = &mut all.entry(dsp_id).or_default().hanging;
         hanging.retain(|task| !task.is_finished());
@@ -68,19 +69,19 @@ mod tests {
     #[tokio::test]
     async fn tripped_breaker_allows_a_retry_without_hanging_tasks_and_is_reset() {
         let breakers = Breakers::default();
-        assert_eq!(breakers.tripped(7), None);
-        breakers.trip(7, "no right");
+        assert_eq!(breakers.tripped(DspId(7)), None);
+        breakers.trip(DspId(7), "no right");
         let (reply, replied) = tokio::sync::oneshot::channel::<()>();
         let tasks = tokio_util::task::TaskTracker::new();
         let task = tasks.spawn(replied);
-        breakers.add_hanging(7, task.abort_handle());
-        assert_eq!(breakers.tripped(7).as_deref(), Some("no right"));
-        assert!(breakers.may_try(7).is_err() && breakers.may_try(8).is_ok());
-        assert_eq!(breakers.tripped(8), None);
+        breakers.add_hanging(DspId(7), task.abort_handle());
+        assert_eq!(breakers.tripped(DspId(7)).as_deref(), Some("no right"));
+        assert!(breakers.may_try(DspId(7)).is_err() && breakers.may_try(DspId(8)).is_ok());
+        assert_eq!(breakers.tripped(DspId(8)), None);
         reply.send(()).unwrap();
         task.await.unwrap().unwrap();
-        assert!(breakers.may_try(7).is_ok() && breakers.tripped(7).is_some());
-        breakers.reset(7);
-        assert_eq!(breakers.tripped(7), None);
+        assert!(breakers.may_try(DspId(7)).is_ok() && breakers.tripped(DspId(7)).is_some());
+        breakers.reset(DspId(7));
+        assert_eq!(breakers.tripped(DspId(7)), None);
     }
 }

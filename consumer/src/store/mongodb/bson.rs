@@ -1,6 +1,7 @@
 //! A BSON writer that appends to one buffer. Does no I/O.
 
 use mongodb::bson::{Document, RawDocumentBuf};
+use proto::units::UnixMicros;
 
 const STRING: u8 = 0x02;
 pub(super) const DOCUMENT: u8 = 0x03;
@@ -91,9 +92,9 @@ impl Bson {
 
     /// Appends a date, which has a resolution of milliseconds.
     #[inline]
-    pub(super) fn date(&mut self, key: impl Key, unix_micros: u64) {
+    pub(super) fn date(&mut self, key: impl Key, time: UnixMicros) {
         self.key(DATE, key);
-        self.0.extend_from_slice(&millis(unix_micros).to_le_bytes());
+        self.0.extend_from_slice(&millis(time).to_le_bytes());
     }
 
     pub(super) fn boolean(&mut self, key: impl Key, value: bool) {
@@ -125,6 +126,6 @@ impl Bson {
 }
 
 /// A time in the resolution of MongoDB.
-pub(super) fn millis(unix_micros: u64) -> i64 {
-    i64::try_from(unix_micros / 1000).expect("2^64 / 1000 fits")
+pub(super) fn millis(time: UnixMicros) -> i64 {
+    i64::try_from(time.0 / 1000).expect("2^64 / 1000 fits")
 }

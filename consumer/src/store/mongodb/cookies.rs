@@ -15,6 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use mongodb::bson::{DateTime, Document, doc};
+use proto::units::{Epoch, Sequence};
 
 pub(super) use batch_write::by_dsp;
 
@@ -119,7 +120,7 @@ impl MongodbStore {
                     "u": [{ "$replaceWith": { "$cond": [is_late.clone(), "$$ROOT", {
                         "_id": "$_id",
                         "epoch": cursor.epoch.to_string(),
-                        "sequence": int(cursor.sequence),
+                        "sequence": int(cursor.sequence.0),
                         "complete": cursor.complete,
                         "at": at,
                         "by": by,
@@ -145,8 +146,8 @@ pub(super) fn decode_cursor(document: &Document) -> Option<Cursor> {
     let id = document.get_document("_id").ok()?;
     Some(Cursor {
         producer: id.get_str("p").ok()?.into(),
-        epoch: document.get_str("epoch").ok()?.parse().ok()?,
-        sequence: u64::try_from(document.get_i64("sequence").ok()?).ok()?,
+        epoch: Epoch(document.get_str("epoch").ok()?.parse().ok()?),
+        sequence: Sequence(u64::try_from(document.get_i64("sequence").ok()?).ok()?),
         complete: document.get_bool("complete").unwrap_or(false),
     })
 }
@@ -159,8 +160,8 @@ mod tests {
     fn server_with_earlier_cursors_has_lost_commits() {
         let cursor = |epoch, sequence| Cursor {
             producer: "p".into(),
-            epoch,
-            sequence,
+            epoch: Epoch(epoch),
+            sequence: Sequence(sequence),
             complete: true,
         };
         let committed = [cursor(1, 50)];

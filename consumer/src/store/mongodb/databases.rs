@@ -12,7 +12,7 @@ use mongodb::{
     options::DatabaseOptions,
 };
 use parking_lot::Mutex;
-use proto::ids;
+use proto::units::DspId;
 
 use super::{
     COOKIES, MongodbStore, collection,
@@ -29,23 +29,23 @@ const OWN_NAME: &str = "cookiesync";
 #[derive(Debug, Default)]
 pub(super) struct DspDatabases {
     /// DSPs that had a database at startup, or for which this process created one.
-    pub(super) slots: BTreeSet<u32>,
+    pub(super) slots: BTreeSet<DspId>,
     /// The collections to which this process writes; `None` if the server cannot check their ids.
-    collections: BTreeMap<u32, Option<CollectionId>>,
+    collections: BTreeMap<DspId, Option<CollectionId>>,
     /// DSPs that had a database when databases were last listed.
-    listed: BTreeSet<u32>,
+    listed: BTreeSet<DspId>,
     listed_at: Option<Instant>,
 }
 
 impl DspDatabases {
     /// Records that this DSP has a database.
-    pub(super) fn add_slot(&mut self, dsp_id: u32) {
+    pub(super) fn add_slot(&mut self, dsp_id: DspId) {
         self.slots.insert(dsp_id);
         self.listed.insert(dsp_id);
     }
 
     /// Records that the collection of this DSP was dropped. The next retry creates it.
-    pub(super) fn remove_slot(&mut self, dsp_id: u32) {
+    pub(super) fn remove_slot(&mut self, dsp_id: DspId) {
         self.slots.remove(&dsp_id);
         self.listed.remove(&dsp_id);
         self.collections.remove(&dsp_id);
@@ -54,13 +54,13 @@ impl DspDatabases {
 
 impl MongodbStore {
     /// The database of a DSP.
-    pub(super) fn database(&self, connection: &Connection, dsp_id: u32) -> Database {
+    pub(super) fn database(&self, connection: &Connection, dsp_id: DspId) -> Database {
         let name = format!("{}{dsp_id}", self.options.prefix);
         connection.client.database(&name)
     }
 
     /// The DSPs that have a database. Each of them is accepted.
-    pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
+    pub(super) async fn read_slots(&self) -> Result<Vec<DspId>, StoreError> {
         let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
         self.dsps.lock().slots.extend(&dsps);
         Ok(dsps.into_iter().collect())
@@ -71,7 +71,7 @@ impl MongodbStore {
         &self,
         connection: &Connection,
         age_max: Duration,
-    ) -> Result<BTreeSet<u32>, StoreError> {
+    ) -> Result<BTreeSet<DspId>, StoreError> {
         {
             let dsps = self.dsps.lock();
             if dsps.listed_at.is_some_and(|at| at.elapsed() <= age_max) {
@@ -89,10 +89,10 @@ impl MongodbStore {
     }
 
     /// The DSP of a database name, in canonical form: `7`, not `07`.
-    fn dsp_of(&self, database: &str) -> Option<u32> {
+    fn dsp_of(&self, database: &str) -> Option<DspId> {
         let number = database.strip_prefix(&self.options.prefix)?;
-        let dsp_id = number.parse().ok()?;
-        (ids::is_dsp_id(dsp_id) && number == u32::to_string(&dsp_id)).then_some(dsp_id)
+        let dsp_id: DspId = number.parse().ok()?;
+        (dsp_id.is_valid() && number == dsp_id.to_string()).then_some(dsp_id)
     }
 
     /// Whether a DSP's database has the collection of cookies. A foreign database may have the same name.
@@ -106,7 +106,7 @@ impl MongodbStore {
     pub(super) async fn create_slot(
         &self,
         connection: &Connection,
-        dsp_id: u32,
+        dsp_id: DspId,
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
         if !self.has_cookies(&database).await? {
@@ -172,7 +172,7 @@ pub(super) fn namespace(database: &Database) -> String {
 pub(super) async fn collection_id(
     dsps: &Mutex<DspDatabases>,
     database: &Database,
-    dsp_id: u32,
+    dsp_id: DspId,
 ) -> Result<Option<CollectionId>, Failure> {
     if let Some(known) = dsps.lock().collections.get(&dsp_id) {
         return Ok(*known);

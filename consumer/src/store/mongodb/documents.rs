@@ -4,6 +4,7 @@ use mongodb::{
     ClientSession, Database,
     bson::{Bson, DateTime, doc},
 };
+use proto::units::UnixMicros;
 
 use super::{
     COOKIES,
@@ -38,7 +39,7 @@ pub(super) struct Documents {
 pub(super) async fn delete(
     connection: &Connection,
     database: &Database,
-    documents: &[(u64, Bson)],
+    documents: &[(UnixMicros, Bson)],
 ) -> Result<u64, Failure> {
     let statements = documents.chunk_by(|one, other| date(one.0) == date(other.0));
     let statements = statements.map(|part| {
@@ -117,12 +118,12 @@ impl Documents {
     }
 }
 
-/// Ids of the documents accepted before the time that `before` returns for them, in microseconds since the Unix epoch. Paired
-/// with this time and ordered by it.
+/// Ids of the documents accepted before the time that `before` returns for them. Paired with this
+/// time and ordered by it.
 pub(super) fn expired(
     found: Vec<ScannedDocument>,
-    before: impl Fn(&Bson) -> u64,
-) -> Vec<(u64, Bson)> {
+    before: impl Fn(&Bson) -> UnixMicros,
+) -> Vec<(UnixMicros, Bson)> {
     let expired = found
         .into_iter()
         .filter_map(|ScannedDocument { id, accepted }| {

@@ -9,7 +9,6 @@ use mongodb::{
     Database,
     bson::{Bson, DateTime, doc, rawdoc},
 };
-use runtime::unix_micros;
 use tokio::time::timeout;
 
 use super::{
@@ -17,9 +16,10 @@ use super::{
     connection::{Connection, primary, run},
     date, deleted_before,
     error_class::{Failure, failure},
-    error_text,
+    error_text, time,
 };
 use crate::{
+    clock,
     deletions::Deletions,
     store::{Lookup, LookupResult, PAGE_COOKIES_MAX, Page, PageQuery, StoreError},
 };
@@ -44,7 +44,7 @@ impl Lookup for MongodbStore {
         deletions: &Deletions,
     ) -> Result<LookupResult, StoreError> {
         let connection = self.lookups().await?;
-        let now = unix_micros();
+        let now = clock::now();
         let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
         let mut all = LookupResult::default();
         // A hanging command is in flight to this database, and a find would also hang.
@@ -100,7 +100,7 @@ impl Lookup for MongodbStore {
             .and_then(|it| it.get_array("firstBatch"));
         let missing = |_| StoreError::Unavailable("response without documents".to_owned());
         let found = found.map_err(missing)?;
-        let expired = self.options.ttls.expired_before(dsp_id, unix_micros());
+        let expired = self.options.ttls.expired_before(dsp_id, clock::now());
         let mut page = Page::default();
         for document in found.iter().filter_map(Bson::as_document) {
             let user_id = document.get_str("_id").unwrap_or_default();
@@ -112,9 +112,9 @@ impl Lookup for MongodbStore {
             };
             let deleted = deleted_before(deletions.deleted_until(user_id.as_bytes(), dsp_id));
             if *accepted >= date(expired.max(deleted)) && *accepted < date(query.before) {
-                let millis = u64::try_from(accepted.timestamp_millis()).unwrap_or_default();
+                let accepted = time(*accepted).unwrap_or_default();
                 page.cookies
-                    .push((user_id.to_owned(), buyer_uid.to_owned(), millis * 1000));
+                    .push((user_id.to_owned(), buyer_uid.to_owned(), accepted));
             }
         }
         Ok(page)

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use mongodb::bson::doc;
-use runtime::unix_micros;
+use proto::units::UnixMicros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     batch::Cursor,
+    clock,
     deletions::{Deletion, DspDeletion},
     store::{Compaction, Expiry, ExpiryResult, StoreError, Upkeep},
     ttl,
@@ -55,7 +56,7 @@ impl Upkeep for MongodbStore {
         self.breakers.may_try(deletion.dsp_id)?;
         let connection = self.connection().await?;
         let database = self.database(connection, deletion.dsp_id);
-        let before = deleted_before(deletion.until_unix_micros);
+        let before = deleted_before(deletion.until);
         let mut removed = 0;
         if self.has_cookies(&database).await? {
             let mut documents = Documents::begin(connection, database.clone()).await?;
@@ -77,19 +78,19 @@ impl Upkeep for MongodbStore {
         Ok(Some(removed))
     }
 
-    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+    async fn remove_deletions_until(&self, floor: UnixMicros) -> Result<(), StoreError> {
         let concern = self.connection().await?.journaled();
         self.put_deletions(&[Deletion::floor(floor)], "t", &concern)
             .await?;
         let is_finished = doc! { "$expr": { "$gte": ["$done", "$t"] } };
         let old = doc! {
-            "t": { "$lt": int(floor) },
+            "t": { "$lt": int(floor.0) },
             "$or": [{ "_id.u": { "$ne": "" } }, is_finished],
         };
         self.delete_own(DELETIONS, old).await
     }
 
-    async fn delete_cursors_before(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
+    async fn delete_cursors_before(&self, before: UnixMicros) -> Result<Vec<Arc<str>>, StoreError> {
         let mut old = self.own_ids("p");
         old.insert("at", doc! { "$lt": date(before) });
         let found = self.find_own(CURSORS, old.clone()).await?;
@@ -97,7 +98,7 @@ impl Upkeep for MongodbStore {
         let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
         self.committed.lock().retain(is_kept);
         // Also deletes the state of consumers that no longer exist.
-        let gone = ttl::before(unix_micros(), GONE_AFTER);
+        let gone = ttl::before(clock::now(), GONE_AFTER);
         let gone = gone.min(before);
         self.delete_abandoned_retries(gone).await?;
         let gone = doc! { "at": { "$lt": date(gone) } };

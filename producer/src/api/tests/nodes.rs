@@ -1,11 +1,13 @@
 //! Tests of responses that depend on the confirmations of nodes.
 
+use proto::units::Sequence;
+
 use super::*;
 use crate::streams::subscribers::{Call, HERE, Lease, StreamStart};
 
 /// Opens a stream of this subscriber at the first cookie.
 fn join(api: &Api, name: &str) -> Lease {
-    let start = |_| StreamStart::fresh(1);
+    let start = |_| StreamStart::fresh(Sequence(1));
     let subscribers = &api.inner.parts.subscribers;
     subscribers
         .join(Call::Subscribe, name, HERE, start)
@@ -27,7 +29,9 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     let names = json!({"pending": ["node"], "unknown": []});
     assert_eq!(receipt["names"], names);
     assert_eq!(receipt["done"], false);
-    subscribers.confirm("node", HERE, 1, 1).unwrap();
+    subscribers
+        .confirm("node", HERE, Sequence(1), Sequence(1))
+        .unwrap();
     let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
     assert_eq!(receipt["nodes"], expected(1, 0, 0));
     assert_eq!(receipt["done"], true);
@@ -64,7 +68,9 @@ async fn receipt_is_not_done_after_a_node_was_evicted() {
         let lease = join(&api, &name);
         // The first node does not carry out the deletion.
         let applied = u64::from(number > 0);
-        subscribers.confirm(&name, HERE, 1, applied).unwrap();
+        subscribers
+            .confirm(&name, HERE, Sequence(1), Sequence(applied))
+            .unwrap();
         drop(lease);
     }
     let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
@@ -78,7 +84,12 @@ async fn bulk_requests_wait_for_nodes_and_not_for_other_readers() {
     let subscribers = &api.inner.parts.subscribers;
     let lease = join(&api, "n");
     let bulk = async || post(&api, "/v1/cookies", r#"{"u":"u","d":1,"b":"b"}"#).await;
-    let mut reader = api.inner.parts.inlet.log().reader(1, u64::MAX, 0);
+    let mut reader = api
+        .inner
+        .parts
+        .inlet
+        .log()
+        .reader(Sequence(1), u64::MAX, Sequence(0));
     let mut chunk = async || loop {
         let delivery = reader.next().await;
         if matches!(delivery, Delivery::Chunk { .. }) {
@@ -89,7 +100,9 @@ async fn bulk_requests_wait_for_nodes_and_not_for_other_readers() {
     let first = chunk().await;
     assert_eq!(bulk().await.0, StatusCode::OK);
     let second = chunk().await;
-    subscribers.confirm("n", HERE, 0, 0).unwrap();
+    subscribers
+        .confirm("n", HERE, Sequence(0), Sequence(0))
+        .unwrap();
     let (status, problem) = bulk().await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     let detail = problem["detail"].as_str().unwrap();

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use prometheus::IntCounter;
-use proto::wire::Record;
+use proto::{units::Sequence, wire::Record};
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream, DuplexStream, duplex},
@@ -157,7 +157,7 @@ async fn pipelined_requests_are_all_handled_before_closing() {
 }
 
 fn records(log: &Log) -> Vec<String> {
-    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     let mut records = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
         for record in chunk.cookies_from(first).records() {

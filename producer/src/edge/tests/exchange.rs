@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use proto::wire::Record;
+use proto::{units::Sequence, wire::Record};
 use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
@@ -132,7 +132,7 @@ fn without_date(response: &[u8]) -> Vec<u8> {
 }
 
 fn recorded(log: &Log) -> Vec<String> {
-    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     let mut recorded = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
         for record in chunk.cookies_from(first).records() {

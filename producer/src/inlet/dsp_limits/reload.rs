@@ -7,13 +7,17 @@ use limits::{
     CarryOver, Decision, Demand,
     rules::{NamedLimit, Rules, Unknown},
 };
+use proto::units::DspId;
 
 use super::{DspLimits, NamedQueue, SHARED_KEY};
-use crate::inlet::queue::{DspQueue, QueueConfig};
+use crate::inlet::{
+    clock::MonotonicNanos,
+    queue::{DspQueue, QueueConfig},
+};
 
 impl DspLimits {
     /// Replaces the rules. Used quota is kept, and queued cookies follow the new rules.
-    pub(in crate::inlet) fn set_rules(&mut self, rules: &Rules, now: u64) {
+    pub(in crate::inlet) fn set_rules(&mut self, rules: &Rules, now: MonotonicNanos) {
         self.assign_limit_ids(rules, now);
         self.by_dsp.clear();
         self.unlisted = None;
@@ -42,11 +46,11 @@ impl DspLimits {
         }
         self.find_stray_queues();
         self.replan(now);
-        self.due = 0;
+        self.due = MonotonicNanos::PAST;
     }
 
     /// Assigns a limit id to each rule. A rule that has an id keeps it, and with it its used quota.
-    fn assign_limit_ids(&mut self, rules: &Rules, now: u64) {
+    fn assign_limit_ids(&mut self, rules: &Rules, now: MonotonicNanos) {
         let mut previous = std::mem::take(&mut self.limit_ids);
         let mut changes = Vec::new();
         for (name, share) in self.shares.rules(rules) {
@@ -72,9 +76,9 @@ impl DspLimits {
             changes.push((id, *self.limits.limit(id), CarryOver::Reset));
             self.free_limit_ids.push(id);
         }
-        let changed = self.limits.change_all(&changes, now);
+        let changed = self.limits.change_all(&changes, now.0);
         changed.expect("the file was checked");
-        self.limits.evict_idle(usize::MAX, now);
+        self.limits.evict_idle(usize::MAX, now.0);
     }
 
     /// Creates or reconfigures the queue of a limit and key; returns its index.
@@ -82,9 +86,9 @@ impl DspLimits {
         &mut self,
         rules: &Rules,
         limit: &NamedLimit,
-        key: u32,
-        known: &HashMap<(String, u32), usize>,
-        now: u64,
+        key: DspId,
+        known: &HashMap<(String, DspId), usize>,
+        now: MonotonicNanos,
     ) -> usize {
         let global = || rules.limits.iter().filter(|limit| limit.global);
         let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
@@ -135,27 +139,30 @@ impl DspLimits {
     }
 
     /// Replaces all reserved slots with slots under the current limits.
-    pub(super) fn replan(&mut self, now: u64) {
-        let mut reserved: Vec<(usize, u64)> = Vec::new();
+    pub(super) fn replan(&mut self, now: MonotonicNanos) {
+        let mut reserved: Vec<(usize, MonotonicNanos)> = Vec::new();
         for (index, named) in self.queues.iter().enumerate() {
             reserved.extend(named.queue.slots().map(|slot| (index, slot)));
         }
         reserved.sort_by_key(|(_, slot)| *slot);
-        let calls: Vec<(&[Demand<u32>], u64)> = reserved
+        let calls: Vec<(&[Demand<DspId>], u64)> = reserved
             .iter()
-            .map(|(index, slot)| (&*self.queues[*index].queue.config.demands, *slot))
+            .map(|(index, slot)| (&*self.queues[*index].queue.config.demands, slot.0))
             .collect();
-        let mut slots: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        let mut slots: BTreeMap<usize, Vec<MonotonicNanos>> = BTreeMap::new();
         for (index, slot) in reserved.iter().filter(|(_, slot)| *slot <= now) {
             slots.entry(*index).or_default().push(*slot);
         }
         let planned = |call: usize, decision: Decision| {
             // If the reservation is refused, `reserve_slots` repeats it later.
-            if let Some(slot) = decision.at(now) {
-                slots.entry(reserved[call].0).or_default().push(slot);
+            if let Some(slot) = decision.at(now.0) {
+                slots
+                    .entry(reserved[call].0)
+                    .or_default()
+                    .push(MonotonicNanos(slot));
             }
         };
-        self.limits.reschedule(&calls, now, planned);
+        self.limits.reschedule(&calls, now.0, planned);
         for (index, named) in self.queues.iter_mut().enumerate() {
             named
                 .queue

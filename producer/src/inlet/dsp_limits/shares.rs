@@ -11,6 +11,7 @@ use limits::{
 };
 
 use super::{DspLimits, NamedQueue, RuleName};
+use crate::inlet::clock::MonotonicNanos;
 
 /// A share of zero is represented as one request per this interval.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -67,7 +68,12 @@ impl Shares {
 
 impl DspLimits {
     /// Changes the shares. Used quota is kept, so no burst is granted twice. Queued cookies are planned at the new rates.
-    pub(in crate::inlet) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
+    pub(in crate::inlet) fn set_shares(
+        &mut self,
+        rules: &Rules,
+        shares: Shares,
+        now: MonotonicNanos,
+    ) {
         let now = now.max(self.latest);
         self.shares = shares;
         let mut changes = Vec::new();
@@ -80,7 +86,7 @@ impl DspLimits {
         if changes.is_empty() {
             return;
         }
-        let changed = self.limits.change_all(&changes, now);
+        let changed = self.limits.change_all(&changes, now.0);
         changed.expect("a share of a checked limit");
         let global = rules.limits.iter().filter(|limit| limit.global);
         let global_rate = self.lowest_rate(global);
@@ -96,7 +102,7 @@ impl DspLimits {
             }
         }
         self.replan(now);
-        self.due = 0;
+        self.due = MonotonicNanos::PAST;
     }
 
     /// The lowest rate of these limits, scaled by the shares.

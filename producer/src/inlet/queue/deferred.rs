@@ -3,8 +3,9 @@
 use limits::Rate;
 use proto::limits::AGE_MICROS_MAX;
 
-use super::{DspQueue, nanos, slots::LOOKAHEAD_NANOS};
+use super::{DspQueue, slots::LOOKAHEAD_NANOS};
 use crate::inlet::{
+    clock::{MonotonicNanos, nanos},
     cookie_table::{CookieIndex, CookieState},
     counters::{CookieOutcome, OverdueReason},
 };
@@ -22,23 +23,28 @@ impl DspQueue {
         &mut self,
         own: Option<Rate>,
         global: Option<Rate>,
-        now: u64,
+        now: MonotonicNanos,
     ) {
         let before = self.nanos_for(1, 1);
         (self.config.own_rate, self.config.global_rate) = (own, global);
-        self.blocked_until = 0;
+        self.blocked_until = MonotonicNanos::PAST;
         let after = self.nanos_for(1, 1);
         if after < before {
             self.rescheduling = self.cookies.deferred.len();
             // After a time without a share, the pause at the previous rate could be years.
-            let pause = u128::from(self.next_requeue.saturating_sub(now)) * u128::from(after);
+            let pause = u128::from(self.next_requeue.since(now)) * u128::from(after);
             let pause = u64::try_from(pause / u128::from(before)).unwrap_or(u64::MAX);
-            self.next_requeue = now.saturating_add(pause);
+            self.next_requeue = now.after(pause);
         }
     }
 
     /// Reschedules deferred cookies and requeues overdue cookies that are due, up to `max` of each.
-    pub(in crate::inlet) fn reschedule_due(&mut self, now: u64, active_queues: u64, max: usize) {
+    pub(in crate::inlet) fn reschedule_due(
+        &mut self,
+        now: MonotonicNanos,
+        active_queues: u64,
+        max: usize,
+    ) {
         self.rescheduling = self.rescheduling.min(self.cookies.deferred.len());
         for _ in 0..max {
             match self.cookies.deferred.first() {
@@ -64,15 +70,15 @@ impl DspQueue {
     }
 
     /// Whether the FIFO has capacity for deferred cookies.
-    fn has_capacity(&self, now: u64, active_queues: u64) -> bool {
+    fn has_capacity(&self, now: MonotonicNanos, active_queues: u64) -> bool {
         let max_wait = nanos(self.config.handling.shape.max_wait);
         self.cookies.fifo.len() < FIFO_MIN && self.expected_wait(now, active_queues) <= max_wait
     }
 
-    fn reschedule(&mut self, at: CookieIndex, now: u64, active_queues: u64) {
+    fn reschedule(&mut self, at: CookieIndex, now: MonotonicNanos, active_queues: u64) {
         let entered = self.cookies.get(at).entered;
         let wait = self.expected_wait(now, active_queues);
-        let age = now.saturating_sub(entered);
+        let age = now.since(entered);
         let age = age.saturating_add(wait);
         if age > nanos(self.config.handling.shape.max_age) {
             self.make_overdue(at, now, OverdueReason::Wait);
@@ -82,8 +88,8 @@ impl DspQueue {
         }
     }
 
-    fn requeue(&mut self, at: CookieIndex, now: u64, active_queues: u64) {
-        if now.saturating_sub(self.cookies.get(at).accepted) > AGE_NANOS_MAX {
+    fn requeue(&mut self, at: CookieIndex, now: MonotonicNanos, active_queues: u64) {
+        if now.since(self.cookies.get(at).accepted_at) > AGE_NANOS_MAX {
             self.cookies.remove(at);
             self.counters.count(CookieOutcome::Bound, 1);
             return;
@@ -92,13 +98,13 @@ impl DspQueue {
         let excess = excess.saturating_sub(nanos(self.config.handling.shape.max_wait));
         if excess > 0 {
             // The FIFO is full: retry when it may have drained.
-            self.next_requeue = now.saturating_add(excess.max(LOOKAHEAD_NANOS));
+            self.next_requeue = now.after(excess.max(LOOKAHEAD_NANOS));
             return;
         }
         let share = u64::from(self.config.handling.requeue.share_permille);
         let interval = self.nanos_for(1, active_queues);
         let pause = interval.saturating_mul(1000) / share;
-        self.next_requeue = self.next_requeue.max(now).saturating_add(pause);
+        self.next_requeue = self.next_requeue.max(now).after(pause);
         self.cookies.requeue(at, now);
         self.counters.requeued += 1;
         let state = self.queue_or_defer(now, now, active_queues);
@@ -106,13 +112,23 @@ impl DspQueue {
     }
 
     /// State of a cookie that is deferred for its expected wait, but not beyond `max_age`.
-    pub(super) fn defer(&self, entered: u64, now: u64, wait: u64) -> CookieState {
-        let expiry = entered.saturating_add(nanos(self.config.handling.shape.max_age));
-        CookieState::Deferred(now.saturating_add(wait).min(expiry.saturating_add(1)))
+    pub(super) fn defer(
+        &self,
+        entered: MonotonicNanos,
+        now: MonotonicNanos,
+        wait: u64,
+    ) -> CookieState {
+        let expiry = entered.after(nanos(self.config.handling.shape.max_age));
+        CookieState::Deferred(now.after(wait).min(expiry.after(1)))
     }
 
     /// Makes a cookie overdue; parks it after `requeue.max` times.
-    pub(super) fn make_overdue(&mut self, at: CookieIndex, now: u64, reason: OverdueReason) {
+    pub(super) fn make_overdue(
+        &mut self,
+        at: CookieIndex,
+        now: MonotonicNanos,
+        reason: OverdueReason,
+    ) {
         let rule = &self.config.rules[self.binding];
         self.counters.add_overdue(reason, rule);
         let requeue = &self.config.handling.requeue;
@@ -122,9 +138,9 @@ impl DspQueue {
         }
         let pause = nanos(requeue.base).saturating_mul(1 << requeues.min(40));
         let pause = pause.min(nanos(requeue.cap));
-        let pause = with_jitter(pause, u64::from(at) ^ now);
+        let pause = with_jitter(pause, u64::from(at) ^ now.0);
         self.cookies
-            .set_state(at, CookieState::Overdue(now.saturating_add(pause)));
+            .set_state(at, CookieState::Overdue(now.after(pause)));
     }
 }
 

@@ -1,6 +1,9 @@
 //! Tests of deletions of queued cookies.
 
-use proto::wire::Scope;
+use proto::{
+    units::{DspId, UnixMicros},
+    wire::Scope,
+};
 
 use super::{SECOND, World};
 use crate::{inlet::counters::CookieOutcome, log::Deletion};
@@ -17,10 +20,10 @@ mode = "shape"
 rules = [ { id = "limit", rate = "1/s", burst = 1 } ]
 "#;
 
-fn deletion(user: &str, dsp_id: u32, until_unix_micros: Option<u64>) -> Deletion {
+fn deletion(user: &str, dsp_id: u32, until: Option<UnixMicros>) -> Deletion {
     Deletion {
-        scope: Scope::from_ids(user.to_owned(), dsp_id),
-        until_unix_micros,
+        scope: Scope::from_ids(user.to_owned(), DspId(dsp_id)),
+        until,
     }
 }
 
@@ -69,5 +72,5 @@ fn deletion_drops_the_queued_cookies_of_its_scope_only() {
 
 #[test]
 fn cookie_accepted_after_the_time_of_a_deletion_is_kept() {
-    check(deletion("u", 0, Some(0)), |_, _| false);
+    check(deletion("u", 0, Some(UnixMicros(0))), |_, _| false);
 }

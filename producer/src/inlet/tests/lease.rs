@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::wire::CookieRef;
+use proto::{
+    units::{DspId, Epoch},
+    wire::CookieRef,
+};
 use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use testkit::tools::redis_server_or_skip;
@@ -45,7 +48,7 @@ fn inlet(dir: &TempDir, name: &str) -> (Inlet, Log) {
     let named = NamedFile::from_flag("--contracts", &path).expect("a path");
     let file = Arc::new(Reloader::load(File::new(named)).expect("a valid file"));
     let log = Log::new(Config {
-        epoch: 1,
+        epoch: Epoch(1),
         bytes_max: 1 << 20,
         chunk_bytes: 64 << 10,
         chunk_age: Duration::from_millis(10),
@@ -100,7 +103,7 @@ async fn share_follows_the_load_and_falls_back_without_the_server() {
         let user = format!("user-{number}");
         batch.push(&CookieRef {
             user_id: &user,
-            dsp_id: 17,
+            dsp_id: DspId(17),
             buyer_uid: "b",
             age_micros: 0,
         });

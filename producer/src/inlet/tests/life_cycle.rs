@@ -1,6 +1,6 @@
 //! Tests of the outcomes of single cookies.
 
-use super::{Admission, MILLISECOND, SECOND, START, World};
+use super::{Admission, MILLISECOND, SECOND, World, at};
 use crate::inlet::counters::CookieOutcome;
 
 fn shaped(shape: &str, rate: &str) -> String {
@@ -435,7 +435,7 @@ fn counters_of_a_removed_limit_are_dropped_when_its_queues_are_empty() {
         let previous = format!("dsp-1-of-{}", version - 1);
         assert_eq!(world.usage(&previous).queued, 2);
         world.advance_to(world.now + 60 * SECOND);
-        let all = world.dsp_limits.summaries(START + world.now);
+        let all = world.dsp_limits.summaries(at(world.now));
         let expected = (1..=20)
             .flat_map(|dsp| [format!("all-{dsp}"), format!("dsp-{dsp}-of-{version}")])
             .collect::<std::collections::BTreeSet<_>>();

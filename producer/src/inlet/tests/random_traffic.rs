@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-use super::{MILLISECOND, SECOND, World};
+use super::{MILLISECOND, SECOND, World, at};
 
 fn draw(random: &mut Rng) -> String {
     let mut modes = || ["shape", "shape", "police", "observe"][random.usize(0..4)];
@@ -88,7 +88,7 @@ fn counts_order_and_bounds_hold_under_random_rule_changes() {
             }
         }
         world.advance_to(then + 60 * SECOND);
-        let all = world.dsp_limits.summaries(0);
+        let all = world.dsp_limits.summaries(at(0));
         let accepted: u64 = all.values().map(|summary| summary.counters.accepted).sum();
         assert_eq!(accepted, offered, "seed {seed}");
         let oversized = all.values().find(|summary| summary.usage.bytes > 64 << 14);

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::wire::CookieRef;
+use proto::{
+    units::{DspId, Epoch, Sequence},
+    wire::CookieRef,
+};
 use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -72,7 +75,7 @@ impl Producer {
 
     /// Closes the log; returns the users in it, and whether their cookies have an age.
     async fn logged(&self) -> Vec<(String, bool)> {
-        let mut reader = self.log.reader(1, u64::MAX, 0);
+        let mut reader = self.log.reader(Sequence(1), u64::MAX, Sequence(0));
         self.log.close();
         let mut all = Vec::new();
         while let Delivery::Chunk { chunk, first } = reader.next().await {
@@ -93,7 +96,7 @@ fn append(inlet: &Inlet, user: &str) {
     let mut batch = AppendBatch::default();
     batch.push(&CookieRef {
         user_id: user,
-        dsp_id: 17,
+        dsp_id: DspId(17),
         buyer_uid: "b",
         age_micros: 0,
     });
@@ -103,7 +106,7 @@ fn append(inlet: &Inlet, user: &str) {
 
 fn config() -> Config {
     Config {
-        epoch: 1,
+        epoch: Epoch(1),
         bytes_max: 1 << 20,
         chunk_bytes: 64 << 10,
         chunk_age: Duration::from_millis(10),

@@ -2,7 +2,7 @@
 
 use limits::rules::Rules;
 
-use super::{SECOND, START, World, rules};
+use super::{SECOND, World, at, rules};
 use crate::inlet::{dsp_limits::Shares, queue::Admission};
 
 fn shaped() -> &'static str {
@@ -17,9 +17,7 @@ fn set_share(world: &mut World, rules: &Rules, millionths: u64) {
         members_max: Some(1),
         is_refused: false,
     };
-    world
-        .dsp_limits
-        .set_shares(rules, shares, START + world.now);
+    world.dsp_limits.set_shares(rules, shares, at(world.now));
 }
 
 /// Offers 500 cookies per second.
@@ -128,9 +126,7 @@ fn window_has_no_share_while_the_server_refuses() {
             members_max: Some(members_max),
             is_refused,
         };
-        world
-            .dsp_limits
-            .set_shares(&rules, shares, START + world.now);
+        world.dsp_limits.set_shares(&rules, shares, at(world.now));
         let offered = (0..30).map(|user| world.offer(17, &format!("user-{user}")));
         offered.filter(|it| *it == Admission::Release).count()
     };

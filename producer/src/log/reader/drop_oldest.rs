@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use proto::units::Sequence;
+
 use super::{Delivery, Reader};
-use crate::log::Sequence;
 
 /// Why a reader skips cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +19,7 @@ impl Reader {
     /// The next delivery of a reader whose position is before `next`.
     pub(super) fn advance(&mut self, next: Sequence) -> Delivery {
         if self.lag <= self.queue_cookies_max {
-            self.catching_up_until = 0;
+            self.catching_up_until = Sequence(0);
         } else if self.position >= self.catching_up_until {
             // Skip to the start of a chunk, so that the reader gets shared bytes.
             let min = next - self.queue_cookies_max;

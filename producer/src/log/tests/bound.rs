@@ -18,8 +18,8 @@ fn log() -> Log {
         chunk_age: Duration::from_micros(CHUNK_AGE),
         ..CONFIG
     });
-    let ahead = log.unix_micros() + 86_400_000_000;
-    log.shared.latest.store(ahead, Ordering::Relaxed);
+    let ahead = log.now().after(86_400_000_000);
+    log.shared.latest.store(ahead.0, Ordering::Relaxed);
     log
 }
 
@@ -32,12 +32,12 @@ fn advance(log: &Log, micros: u64) {
 fn time_error(cookies: u64, wait: u64) -> [u64; 2] {
     [false, true].map(|is_late| {
         let log = log();
-        let mut reader = log.reader(1, u64::MAX, 0);
+        let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
         for sequence in 1..=cookies {
             append(&log, sequence).unwrap();
         }
         advance(&log, wait);
-        let accepted = log.unix_micros();
+        let accepted = log.now();
         if is_late {
             append_accepted(&log, &[(cookies + 1, accepted)]).unwrap();
         } else {
@@ -45,7 +45,7 @@ fn time_error(cookies: u64, wait: u64) -> [u64; 2] {
         }
         log.close();
         let (_, time) = *accepted_times(&mut reader).last().unwrap();
-        accepted - time
+        accepted.since(time)
     })
 }
 
@@ -62,7 +62,7 @@ fn overdue_chunk_is_sealed_before_the_next_append() {
 #[test]
 fn chunk_sealed_by_an_append_is_delivered_and_counted_by_age() {
     let log = log();
-    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     append(&log, 1).unwrap();
     advance(&log, 3 * CHUNK_AGE + 1);
     append(&log, 2).unwrap();
@@ -92,14 +92,14 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Acceptance time of a cookie, and the call that appended it.
-type AcceptedCookie = (u64, usize);
+type AcceptedCookie = (UnixMicros, usize);
 
 /// Checks the time of each cookie against its acceptance, and the size of the chunk when it was appended.
 fn check(log: &Log, accepted: &[AcceptedCookie]) -> Result<(), TestCaseError> {
     let mut all = accepted.iter();
     for chunk in log.shared.ring().chunks.iter() {
         let chunk = chunk.cookies_from(chunk.first());
-        let time = chunk.header().accepted_unix_micros;
+        let time = chunk.header().accepted;
         let (mut bytes, mut bytes_before, mut last_call) = (0, 0, usize::MAX);
         for record in chunk.records() {
             let record = record.unwrap();
@@ -108,7 +108,7 @@ fn check(log: &Log, accepted: &[AcceptedCookie]) -> Result<(), TestCaseError> {
                 (last_call, bytes_before) = (call, bytes);
             }
             bytes += wire::record_bytes(&record);
-            let error = accepted.checked_sub(record.accepted_unix_micros(time));
+            let error = accepted.0.checked_sub(record.accepted(time).0);
             let ages = if bytes_before < SMALL_BYTES { 3 } else { 1 };
             prop_assert!(
                 error.is_some_and(|error| error <= ages * CHUNK_AGE),
@@ -128,7 +128,7 @@ proptest! {
         let log = log();
         let mut accepted: Vec<AcceptedCookie> = Vec::new();
         for (call, step) in steps.into_iter().enumerate() {
-            let now = log.unix_micros();
+            let now = log.now();
             let next = accepted.len() as u64 + 1;
             match step {
                 Step::Wait(micros) => advance(&log, micros),
@@ -141,7 +141,7 @@ proptest! {
                     log.append(&mut batch).unwrap();
                 }
                 Step::AppendAccepted(ago) => {
-                    let cookies: Vec<_> = (next..).zip(ago.iter().map(|ago| now - ago)).collect();
+                    let cookies: Vec<_> = (next..).zip(ago.iter().map(|ago| now.before(*ago))).collect();
                     append_accepted(&log, &cookies).unwrap();
                     accepted.extend(cookies.iter().map(|(_, accepted)| (*accepted, call)));
                 }

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Full};
 use proptest::prelude::*;
 use prost::Message;
 use proto::{
+    units::{DspId, Epoch, Sequence},
     v1::{self, event::Event},
     wire::CookieRef,
 };
@@ -55,7 +56,7 @@ struct Producer {
 impl Producer {
     fn new(epoch: u64, bounds: Bounds) -> Self {
         let log = Log::new(log::Config {
-            epoch,
+            epoch: Epoch(epoch),
             bytes_max: bounds.log_bytes_max,
             chunk_bytes: 4096,
             chunk_age: Duration::from_secs(3600),
@@ -64,7 +65,7 @@ impl Producer {
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
         let (epoch_history, _) =
-            epoch_history::begin(Path::new("/none"), "producer", epoch, &registry).unwrap();
+            epoch_history::begin(Path::new("/none"), "producer", Epoch(epoch), &registry).unwrap();
         let times_to_live = TimesToLive::default();
         let config = Config {
             log: log.clone(),
@@ -98,7 +99,7 @@ impl Producer {
             let buyer_uid = "b".repeat((sequence + buyer_bytes) % 250 + 1);
             batch.push(&CookieRef {
                 user_id: &user_id,
-                dsp_id: 7,
+                dsp_id: DspId(7),
                 buyer_uid: &buyer_uid,
                 age_micros: 0,
             });
@@ -345,7 +346,7 @@ fn confirmation_needs_an_open_stream_and_a_position_in_the_log() {
     }
     assert_eq!(confirm("a", valid, 2), Code::Ok);
     let confirmed = producer.subscribers.snapshot()[0].confirmed;
-    assert_eq!(confirmed, Some([3, 2]));
+    assert_eq!(confirmed, Some([3, 2].map(Sequence)));
     drop(open);
     assert_eq!(confirm("a", valid, 3), Code::NotFound);
 }

@@ -36,7 +36,9 @@
 
 use std::collections::VecDeque;
 
-use crate::log::{GapReason, Sequence};
+use proto::units::Sequence;
+
+use crate::log::GapReason;
 
 /// Maximum number of ranges of lost cookies. A range is added before another is dropped, so 1,024 of them take 16 KiB per
 /// subscriber.
@@ -104,9 +106,9 @@ impl Account {
     /// Records that a stream begins at `began`; see the assumptions above.
     pub(super) fn begin(&mut self, began: Sequence) {
         self.totals.streams += 1;
-        self.totals.delivered += self.joined.saturating_sub(began);
+        self.totals.delivered += self.joined.since(began);
         self.joined = self.joined.min(began);
-        self.totals.delivered += began.saturating_sub(self.high_water);
+        self.totals.delivered += began.since(self.high_water);
         self.high_water = self.high_water.max(began);
         self.position = began;
     }
@@ -117,7 +119,7 @@ impl Account {
         let recovered = self.lost_ranges.take(first, last);
         self.totals.recovered += recovered;
         self.totals.delivered += new + recovered;
-        self.totals.redelivered += last + 1 - first - new - recovered;
+        self.totals.redelivered += (last + 1).since(first) - new - recovered;
     }
 
     /// Records that the stream skipped `first..=last`.
@@ -127,7 +129,7 @@ impl Account {
         let undelivered = if first <= last {
             let known = self.lost_ranges.take(first, last);
             self.lost_ranges.put(first, last);
-            last + 1 - first - new - known
+            (last + 1).since(first) - new - known
         } else {
             0
         };
@@ -146,7 +148,7 @@ impl Account {
             "a stream continues from its position"
         );
         let next = last + 1;
-        let new = next - first.max(self.high_water.min(next));
+        let new = next.since(first.max(self.high_water));
         self.high_water = self.high_water.max(next);
         self.position = next;
         new
@@ -178,7 +180,7 @@ impl Ranges {
         Self {
             ranges: VecDeque::new(),
             max,
-            floor: 0,
+            floor: Sequence(0),
         }
     }
 
@@ -197,7 +199,7 @@ impl Ranges {
         let removed = self
             .ranges
             .drain(from..to)
-            .map(|(begin, end)| end.min(last) + 1 - begin.max(first))
+            .map(|(begin, end)| (end.min(last) + 1).since(begin.max(first)))
             .sum();
         if last < right {
             self.ranges.insert(from, (last + 1, right));

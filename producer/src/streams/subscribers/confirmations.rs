@@ -12,8 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use proto::units::Sequence;
+
 use super::account::{Account, LOST_RANGES_MAX, Received};
-use crate::log::Sequence;
 
 /// Whether a node has carried out deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,8 +97,8 @@ impl Confirmations {
         }
         let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
             seen: Instant::now(),
-            durable: 0,
-            applied: 0,
+            durable: Sequence(0),
+            applied: Sequence(0),
             received: account.received(),
         });
         node.seen = Instant::now();
@@ -114,7 +115,7 @@ impl Confirmations {
     /// Records a new stream, from which nothing was sent yet. Records that it sends again must be confirmed again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
         if let Some(node) = self.nodes.get_mut(name) {
-            let before = account.position.saturating_sub(1);
+            let before = account.position - 1;
             node.durable = node.durable.min(before);
             node.applied = node.applied.min(before);
             node.received.merge(account.received());

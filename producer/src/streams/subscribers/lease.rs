@@ -58,8 +58,8 @@ impl Lease {
                     tracing::warn!(
                         subscriber,
                         call,
-                        first,
-                        last,
+                        first = first.0,
+                        last = last.0,
                         ?reason,
                         more_gaps,
                         "subscriber lags too far behind; cookies lost"

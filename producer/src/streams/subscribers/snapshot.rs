@@ -1,7 +1,8 @@
 //! Counters of a subscriber, for metrics and the status page.
 
+use proto::units::Sequence;
+
 use super::{Call, RESUMES, Totals};
-use crate::log::Sequence;
 
 /// State and counters of one subscriber at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::log::{Delivery, GapReason};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn join(subscribers: &Subscribers, name: &str, first: Sequence) -> Result<Lease, CallError> {
+fn join(subscribers: &Subscribers, name: &str, first: u64) -> Result<Lease, CallError> {
     join_from(subscribers, HERE, name, first)
 }
 
@@ -13,17 +13,17 @@ fn join_from(
     subscribers: &Subscribers,
     network: IpAddr,
     name: &str,
-    first: Sequence,
+    first: u64,
 ) -> Result<Lease, CallError> {
     subscribers.join(Call::Subscribe, name, network, |_| {
-        StreamStart::fresh(first)
+        StreamStart::fresh(Sequence(first))
     })
 }
 
-fn gap(first: Sequence, last: Sequence) -> Delivery {
+fn gap(first: u64, last: u64) -> Delivery {
     Delivery::Gap {
-        first,
-        last,
+        first: Sequence(first),
+        last: Sequence(last),
         reason: GapReason::Evicted,
     }
 }
@@ -45,7 +45,7 @@ fn gap_that_is_passed_twice_counts_once() {
     lease.record(&gap(20, 20), 0, 0);
     let snapshot = only(&subscribers);
     let totals = snapshot.totals;
-    assert_eq!((totals.lost_evicted, snapshot.position), (16, 21));
+    assert_eq!((totals.lost_evicted, snapshot.position.0), (16, 21));
     assert_eq!(totals.streams, 2);
 }
 
@@ -56,7 +56,7 @@ fn superseded_stream_no_longer_changes_the_subscriber() {
     let newer = join(&subscribers, "a", 1).unwrap();
     assert!(older.superseded.is_cancelled());
     older.record(&gap(1, 5), 7, 0);
-    assert_eq!(only(&subscribers).position, 1);
+    assert_eq!(only(&subscribers).position, Sequence(1));
     assert_eq!(
         only(&subscribers).totals.bytes,
         7,
@@ -83,7 +83,7 @@ fn subscribers_with_the_same_name_are_separate_per_call() {
     let lease = join(&subscribers, "a", 1).unwrap();
     let other = subscribers.join(Call::GetCookies, "a", HERE, |retained| {
         assert_eq!(retained, None);
-        StreamStart::fresh(1)
+        StreamStart::fresh(Sequence(1))
     });
     assert!(other.is_ok());
     assert!(!lease.superseded.is_cancelled());
@@ -97,9 +97,9 @@ fn disconnected_subscriber_is_retained_and_then_removed() {
     let mut found = None;
     let lease = subscribers.join(Call::Subscribe, "a", HERE, |retained| {
         found = retained;
-        StreamStart::fresh(7)
+        StreamStart::fresh(Sequence(7))
     });
-    assert_eq!(found.map(|retained| retained.position), Some(7));
+    assert_eq!(found.map(|retained| retained.position), Some(Sequence(7)));
     drop(lease);
 
     let without_retention = Subscribers::new(Duration::ZERO, 10);
@@ -127,7 +127,7 @@ fn maximum_lag_is_reported_by_the_next_two_scrapes() {
     lease.record(&gap(91, 100), 0, 10);
     let scrape = || {
         let lag_max = only(&subscribers).lag_max;
-        subscribers.end_interval(101);
+        subscribers.end_interval(Sequence(101));
         lag_max
     };
     assert_eq!(
@@ -142,7 +142,7 @@ fn maximum_lag_is_reported_by_the_next_two_scrapes() {
 fn maximum_lag_includes_subscribers_that_read_nothing() {
     let subscribers = Subscribers::new(HOUR, 10);
     drop(join(&subscribers, "a", 1).unwrap());
-    subscribers.end_interval(51);
+    subscribers.end_interval(Sequence(51));
     assert_eq!(only(&subscribers).lag_max, 50);
 }
 
@@ -156,7 +156,7 @@ fn streams_are_counted_by_resume_outcome() {
         ResumeOutcome::Resumed,
     ] {
         let joined = subscribers.join(Call::Subscribe, "a", HERE, |_| {
-            StreamStart::fresh(1).map(|fresh| StreamStart { outcome, ..fresh })
+            StreamStart::fresh(Sequence(1)).map(|fresh| StreamStart { outcome, ..fresh })
         });
         assert!(joined.is_ok());
     }
@@ -182,7 +182,11 @@ fn number_of_names_with_series_is_bounded() {
 fn only_the_network_of_the_current_stream_may_confirm() {
     let subscribers = Subscribers::new(HOUR, 10);
     let other = IpAddr::from([10, 0, 2, 9]);
-    let confirms = |network| subscribers.confirm("a", network, 1, 1).is_ok();
+    let confirms = |network| {
+        subscribers
+            .confirm("a", network, Sequence(1), Sequence(1))
+            .is_ok()
+    };
     assert!(!confirms(HERE));
     let _before = join(&subscribers, "a", 1).unwrap();
     assert_eq!([HERE, other].map(confirms), [true, false]);

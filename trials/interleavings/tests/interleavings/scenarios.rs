@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::log::{AppendBatch, Closed, Config, Delivery, Log, Reader, run_timers};
-use proto::wire::CookieRef;
+use proto::{
+    units::{DspId, Epoch, Sequence},
+    wire::CookieRef,
+};
 use shuttle::{
     future::block_on,
     thread::{self, JoinHandle},
@@ -22,7 +25,7 @@ fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
 
 /// One chunk per append. The next append seals it, unless a sealing task has sealed it before.
 const CHUNK_PER_APPEND: Config = Config {
-    epoch: 9,
+    epoch: Epoch(9),
     bytes_max: 1 << 30,
     chunk_bytes: 1,
     chunk_age: Duration::ZERO,
@@ -44,7 +47,7 @@ const NEWEST_ONLY: Config = Config {
 fn cookie(user_id: &str) -> CookieRef<'_> {
     CookieRef {
         user_id,
-        dsp_id: 7,
+        dsp_id: DspId(7),
         buyer_uid: "b",
         age_micros: 0,
     }
@@ -88,13 +91,13 @@ fn read(reader: Reader, until: u64) -> ReadResult {
         lost: 0,
         ended: false,
     };
-    while read.reader.position() < until && !read.ended {
+    while read.reader.position() < Sequence(until) && !read.ended {
         let position = read.reader.position();
         match block_on(read.reader.next()) {
             Delivery::Chunk { chunk, first } => {
                 assert_eq!(first, position);
                 let cookies = chunk.cookies_from(first);
-                for (sequence, record) in (first..).zip(cookies.records()) {
+                for (sequence, record) in (first.0..).zip(cookies.records()) {
                     let cookie = record.expect("a valid record").cookie();
                     let user = cookie.expect("no deletion").user_id.to_owned();
                     assert_eq!(read.users.insert(sequence, user), None, "duplicate");
@@ -104,7 +107,7 @@ fn read(reader: Reader, until: u64) -> ReadResult {
             Delivery::Gap { first, last, .. } => {
                 assert_eq!(first, position);
                 assert!(first <= last);
-                read.lost += last - first + 1;
+                read.lost += (last + 1).since(first);
             }
             Delivery::End { last } => {
                 assert_eq!(last, position - 1);
@@ -117,7 +120,7 @@ fn read(reader: Reader, until: u64) -> ReadResult {
 }
 
 fn reader(log: &Log, until: u64) -> JoinHandle<ReadResult> {
-    let reader = log.reader(1, u64::MAX, 0);
+    let reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     thread::spawn(move || read(reader, until))
 }
 
@@ -158,7 +161,7 @@ fn sealing_task_wakes_for_the_first_cookie_of_each_chunk() {
     explore(|| {
         let log = Log::new(ONE_CHUNK);
         let sealing = sealer(&log);
-        let mut reading = log.reader(1, u64::MAX, 0);
+        let mut reading = log.reader(Sequence(1), u64::MAX, Sequence(0));
         let second = appender(&log, "b", 1);
         for nth in 1..=2 {
             append(&log, &format!("a-{nth}")).expect("open");
@@ -201,7 +204,7 @@ fn cookies_released_together_are_adjacent_or_all_rejected() {
             let reading = reader(&log, u64::MAX);
             let (a, releasing) = (appender(&log, "a", 2), log.clone());
             let releaser = thread::spawn(move || {
-                let accepted = releasing.unix_micros() - 1_000;
+                let accepted = releasing.now().before(1_000);
                 let users = ["b-1", "b-2", "b-3"];
                 releasing.append_accepted(users.map(|user_id| (cookie(user_id), accepted)))
             });
@@ -225,7 +228,7 @@ fn slow_reader_receives_every_sequence_or_an_exact_gap() {
     for queue_cookies_max in [1, u64::MAX] {
         let scenario = move || {
             let log = Log::new(NEWEST_ONLY);
-            let reading = log.reader(1, queue_cookies_max, 0);
+            let reading = log.reader(Sequence(1), queue_cookies_max, Sequence(0));
             let reading = thread::spawn(move || read(reading, u64::MAX));
             let appenders = [appender(&log, "a", 3), appender(&log, "b", 2)];
             for appender in appenders {
@@ -245,7 +248,7 @@ fn span_is_a_consistent_snapshot_of_the_log() {
     explore(|| {
         let log = Log::new(NEWEST_ONLY);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
-        let mut next = 1;
+        let mut next = Sequence(1);
         for _ in 0..3 {
             let span = log.span();
             assert!(span.oldest <= span.next, "{span:?}");
@@ -265,7 +268,7 @@ fn late_reader_receives_everything_from_its_first_sequence() {
         let log = Log::new(CHUNK_PER_APPEND);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
         let span = log.span();
-        let reading = log.reader(span.next, u64::MAX, 0);
+        let reading = log.reader(span.next, u64::MAX, Sequence(0));
         let reading = thread::spawn(move || read(reading, u64::MAX));
         for appender in appenders {
             appender.join().expect("appended");
@@ -273,6 +276,6 @@ fn late_reader_receives_everything_from_its_first_sequence() {
         log.close();
         let read = reading.join().expect("read");
         let received: Vec<u64> = read.users.into_keys().collect();
-        assert_eq!(received, (span.next..=4).collect::<Vec<_>>());
+        assert_eq!(received, (span.next.0..=4).collect::<Vec<_>>());
     });
 }

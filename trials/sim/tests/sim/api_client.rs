@@ -10,6 +10,7 @@ use std::{
 };
 
 use fastrand::Rng;
+use proto::units::DspId;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -106,7 +107,7 @@ impl ApiClient {
             1 => SHARED_USERS + self.random.u64(0..2),
             _ => own + self.random.u64(0..3),
         };
-        let dsp = self.random.u32(1..=3);
+        let dsp = DspId(self.random.u32(1..=3));
         Pair { user, dsp }
     }
 
@@ -117,7 +118,10 @@ impl ApiClient {
                 user: Pair::ALL_USERS,
                 ..pair
             },
-            1..15 => Pair { dsp: 0, ..pair },
+            1..15 => Pair {
+                dsp: DspId::NONE,
+                ..pair
+            },
             _ => pair,
         }
     }
@@ -145,7 +149,10 @@ impl ApiClient {
     /// Deletes a pair and then sends older cookies and the same cookie again.
     async fn delete_and_add(&mut self) -> io::Result<()> {
         let pair = self.pair();
-        let user = Pair { dsp: 0, ..pair };
+        let user = Pair {
+            dsp: DspId::NONE,
+            ..pair
+        };
         let scope = self.random.choice([pair, pair, user]).unwrap_or(pair);
         let before = self.clock_millis();
         self.delete(scope).await?;
@@ -222,7 +229,9 @@ impl ApiClient {
                 user: Pair::ALL_USERS,
                 dsp,
             } => format!("/v1/dsps/{dsp}?confirm={dsp}"),
-            Pair { dsp: 0, .. } => format!("/v1/users/{}", scope.user_text()),
+            Pair {
+                dsp: DspId::NONE, ..
+            } => format!("/v1/users/{}", scope.user_text()),
             Pair { dsp, .. } => format!("/v1/users/{}/dsps/{dsp}", scope.user_text()),
         };
         let number = self.send_deletion(scope, None);

@@ -27,6 +27,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use prometheus::TextEncoder;
+use proto::units::{Epoch, UnixMicros};
 use testkit::{
     ledger,
     scrape::{Samples, names},
@@ -165,7 +166,7 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
             let cursor = disk.cursors.get(producer.name.as_str());
             let current = cursor
                 .filter(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation());
-            let received = current.map_or(0, |cursor| cursor.sequence);
+            let received = current.map_or(0, |cursor| cursor.sequence.0);
             let (from, to) = (&producer.name, &consumer.name);
             let applied = samples.count(names::APPLIED, &[("subscriber", to.as_str())]);
             ensure!(
@@ -310,9 +311,9 @@ impl<'a> Checker<'a> {
             }
         }
         for (at, deletion) in syncs.iter().enumerate() {
-            let until = |known: &BTreeMap<Pair, u64>| known.get(&deletion.pair).copied();
+            let until = |known: &BTreeMap<Pair, UnixMicros>| known.get(&deletion.pair).copied();
             let window = self.window(deletion);
-            let has = |known| until(known).is_some_and(|until| until >= window.earliest);
+            let has = |known| until(known).is_some_and(|until| until.0 >= window.earliest);
             let is_answered = deletion.is_deletion && deletion.answered_at.is_some();
             if is_answered && !has(&disk.record.durable_deletions) {
                 let was_received = has(&disk.record.deletions);
@@ -356,16 +357,17 @@ impl<'a> Checker<'a> {
         let first = usize::try_from(value.number).unwrap_or(usize::MAX);
         let first = [first];
         let members = repeats.get(&first[0]).map_or(&first[..], |all| &all[..]);
-        let at = value.accepted_unix_micros;
+        let at = value.accepted;
         // A node stores cookies that it admits after a deletion with a time after that of the deletion.
-        let is_raised = at.checked_sub(AFTER_DELETION_MICROS);
-        let is_raised = is_raised.is_some_and(|it| self.disk.record.times.contains(&it));
+        let is_raised = at.0.checked_sub(AFTER_DELETION_MICROS);
+        let is_raised =
+            is_raised.is_some_and(|it| self.disk.record.times.contains(&UnixMicros(it)));
         let is_possible = |number: &&usize| {
             let sync = self.history.syncs.get(**number);
             sync.is_some_and(|sync| {
                 let window = self.window(sync);
                 let latest = if is_raised { u64::MAX } else { window.latest };
-                !sync.is_deletion && (window.earliest..=latest).contains(&at)
+                !sync.is_deletion && (window.earliest..=latest).contains(&at.0)
             })
         };
         members.iter().filter(is_possible).copied().collect()
@@ -440,7 +442,7 @@ impl<'a> Checker<'a> {
         if before.is_some_and(|before| before.connection == sync.connection) {
             at > number
         } else {
-            self.window(sync).earliest > stored.accepted_unix_micros
+            self.window(sync).earliest > stored.accepted.0
         }
     }
 
@@ -464,12 +466,12 @@ impl<'a> Checker<'a> {
 const EPOCH_TOLERANCE: u64 = 1 << 16;
 
 /// The incarnation of a producer with this epoch.
-fn incarnation_of(producer: &Process, epoch: u64) -> usize {
+fn incarnation_of(producer: &Process, epoch: Epoch) -> usize {
     let incarnations = producer.incarnations.lock().expect(UNPOISONED);
     // An epoch is its start time, except for the lowest bits.
     let index = incarnations
         .iter()
-        .rposition(|incarnation| incarnation.began <= epoch + EPOCH_TOLERANCE);
+        .rposition(|incarnation| incarnation.began <= epoch.0 + EPOCH_TOLERANCE);
     index.unwrap_or_default()
 }
 

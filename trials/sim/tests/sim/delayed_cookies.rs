@@ -8,7 +8,7 @@ use std::{
 };
 
 use producer::log::Log;
-use proto::wire::CookieRef;
+use proto::{units::UnixMicros, wire::CookieRef};
 use tokio::time::sleep;
 
 use crate::{
@@ -34,7 +34,7 @@ impl DelayedSource {
     /// Accepts cookies and appends them later, until the load ends or the log is closed.
     pub(crate) async fn run(self, incarnation: usize, log: Log, stall: &Stall) {
         let mut random = fastrand::Rng::with_seed(self.seed ^ incarnation as u64);
-        let mut delayed: Vec<(usize, u64)> = Vec::new();
+        let mut delayed: Vec<(usize, UnixMicros)> = Vec::new();
         while now() < self.load.until {
             let pause = random.u64(0..=4 * self.load.pause_millis);
             sleep(Duration::from_millis(pause)).await;
@@ -45,7 +45,7 @@ impl DelayedSource {
                 let connection = history.connect();
                 let sync = SyncRequest::new(pair, self.producer, incarnation, connection);
                 let number = history.send(sync);
-                delayed.push((number, log.unix_micros()));
+                delayed.push((number, log.now()));
             }
             random.shuffle(&mut delayed);
             let remaining = random.usize(0..=delayed.len());
@@ -57,7 +57,7 @@ impl DelayedSource {
     }
 
     /// Appends cookies; returns false if the log is closed.
-    fn append(&self, log: &Log, cookies: &[(usize, u64)]) -> bool {
+    fn append(&self, log: &Log, cookies: &[(usize, UnixMicros)]) -> bool {
         let mut history = self.history.lock().expect(UNPOISONED);
         let texts: Vec<_> = cookies
             .iter()

@@ -80,7 +80,7 @@ impl Process {
         let incarnations = self.incarnations.lock().expect(UNPOISONED);
         let log = incarnations.last().and_then(|last| last.log.as_ref());
         log.map(Log::stats)
-            .is_some_and(|stats| stats.appended >= stats.span.next)
+            .is_some_and(|stats| stats.appended >= stats.span.next.0)
     }
 
     /// The index of the current incarnation.

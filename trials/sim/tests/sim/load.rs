@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use proto::units::DspId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{sleep, timeout},
@@ -32,7 +33,7 @@ pub(crate) struct Pair {
     /// Number of the user; [`ALL_USERS`](Self::ALL_USERS) in a deletion of a DSP.
     pub(crate) user: u64,
     /// DSP id; 0 in a deletion of a user.
-    pub(crate) dsp: u32,
+    pub(crate) dsp: DspId,
 }
 
 impl Pair {
@@ -41,7 +42,14 @@ impl Pair {
     /// The scopes of deletions that concern this pair.
     pub(crate) fn scopes(self) -> [Self; 3] {
         let user = Self::ALL_USERS;
-        [self, Self { dsp: 0, ..self }, Self { user, ..self }]
+        [
+            self,
+            Self {
+                dsp: DspId::NONE,
+                ..self
+            },
+            Self { user, ..self },
+        ]
     }
 
     /// Whether a deletion with this scope concerns a pair.
@@ -196,7 +204,7 @@ impl Load {
     pub(crate) fn pair(&self, random: &mut fastrand::Rng) -> Pair {
         Pair {
             user: random.u64(0..self.users),
-            dsp: random.u32(1..=3),
+            dsp: DspId(random.u32(1..=3)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, fmt};
 
+use proto::units::{Epoch, Sequence};
 use tracing::{
     Event, Subscriber,
     field::{Field, Visit},
@@ -42,10 +43,13 @@ impl LossReport {
     }
 
     /// Epoch and sequence number of the first cursor from which the loss is not reported again.
-    pub(crate) fn durable_position(&self) -> (u64, u64) {
+    pub(crate) fn durable_position(&self) -> (Epoch, Sequence) {
         match self.number("new_epoch") {
-            Some(epoch) => (epoch, 0),
-            None => (self.epoch(), self.number("last").unwrap_or_default()),
+            Some(epoch) => (Epoch(epoch), Sequence(0)),
+            None => {
+                let last = self.number("last").unwrap_or_default();
+                (Epoch(self.epoch()), Sequence(last))
+            }
         }
     }
 }

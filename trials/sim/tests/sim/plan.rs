@@ -3,6 +3,7 @@
 use std::{fmt, fs, time::Duration};
 
 use fastrand::Rng;
+use proto::units::DspId;
 
 use crate::store::StoreBehavior;
 
@@ -85,8 +86,8 @@ impl Limits {
     }
 
     /// Whether cookies of this DSP may be appended later than they were accepted.
-    pub(crate) fn may_delay(dsp: u32) -> bool {
-        dsp != 3
+    pub(crate) fn may_delay(dsp: DspId) -> bool {
+        dsp != DspId(3)
     }
 
     /// The name of a producer's limits file.

@@ -25,6 +25,7 @@ use consumer::{
         Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep, WriteOutcome,
     },
 };
+use proto::units::{DspId, UnixMicros};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -32,7 +33,7 @@ pub(crate) use self::disk::{Disk, StoredValue};
 use crate::{loss_reports, trace};
 
 /// The DSPs of all syncs.
-const DSPS: std::ops::RangeInclusive<u32> = 1..=3;
+const DSPS: [DspId; 3] = [DspId(1), DspId(2), DspId(3)];
 
 /// How the store responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,10 +119,10 @@ impl SimStore {
             let mut disk = self.disk();
             disk.put_deletions(batch);
             let failing = disk.failing_dsp;
-            let is_deferred = |dsp: &u32| {
+            let is_deferred = |dsp: &DspId| {
                 failing == Some(*dsp) || batch.is_deferred(*dsp) || !disk.slots.contains(dsp)
             };
-            let deferred: BTreeSet<u32> = DSPS.filter(is_deferred).collect();
+            let deferred: BTreeSet<DspId> = DSPS.into_iter().filter(is_deferred).collect();
             disk.remove_deleted(batch, &deferred);
             (deferred, batch.dsps_with_removals(&disk.slots))
         };
@@ -157,7 +158,7 @@ impl SimStore {
         Ok(written)
     }
 
-    async fn retry_parts(&self, dsp_id: u32, batch: &Batch) -> Result<WriteOutcome, StoreError> {
+    async fn retry_parts(&self, dsp_id: DspId, batch: &Batch) -> Result<WriteOutcome, StoreError> {
         self.disk().check_deleted(batch);
         let generation = self.respond().await?;
         if self.disk().failing_dsp == Some(dsp_id) {
@@ -169,7 +170,7 @@ impl SimStore {
             sleep(Duration::from_millis(millis)).await;
             self.disk().slots.insert(dsp_id);
         }
-        let others = DSPS.filter(|dsp| *dsp != dsp_id).collect();
+        let others = DSPS.into_iter().filter(|dsp| *dsp != dsp_id).collect();
         self.disk().remove_deleted(batch, &others);
         let mut written = WriteOutcome::default();
         self.respond().await?;
@@ -310,11 +311,11 @@ impl Lookup for SimStore {
 
 #[async_trait]
 impl Backlog for SimStore {
-    fn has_slot(&self, dsp_id: u32) -> bool {
+    fn has_slot(&self, dsp_id: DspId) -> bool {
         self.disk().slots.contains(&dsp_id)
     }
 
-    async fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
+    async fn retry(&self, dsp_id: DspId, batch: Arc<Batch>) -> Result<WriteOutcome, StoreError> {
         self.retry_parts(dsp_id, &batch).await
     }
 
@@ -374,13 +375,13 @@ impl Upkeep for SimStore {
         self.remove_all(deletion, stop).await
     }
 
-    async fn remove_deletions_until(&self, floor: u64) -> Result<(), StoreError> {
+    async fn remove_deletions_until(&self, floor: UnixMicros) -> Result<(), StoreError> {
         self.respond().await?;
         self.disk().forget_deletions(floor);
         Ok(())
     }
 
-    async fn delete_cursors_before(&self, _: u64) -> Result<Vec<Arc<str>>, StoreError> {
+    async fn delete_cursors_before(&self, _: UnixMicros) -> Result<Vec<Arc<str>>, StoreError> {
         Ok(Vec::new())
     }
 }

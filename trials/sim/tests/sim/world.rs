@@ -324,7 +324,8 @@ impl World {
                 self.disks[at].lock().expect(UNPOISONED).behavior = behavior
             }
             FaultKind::StoreDsp(at, dsp) => {
-                self.disks[at].lock().expect(UNPOISONED).failing_dsp = Some(dsp);
+                self.disks[at].lock().expect(UNPOISONED).failing_dsp =
+                    Some(proto::units::DspId(dsp));
             }
             FaultKind::StoreCrash(at) => {
                 let mut disk = self.disks[at].lock().expect(UNPOISONED);

@@ -1,6 +1,7 @@
 //! Tests that a failing DSP database or a flood of fake DSPs affects no other DSP. The consumer reports and bounds
 //! both, and loses no cookies.
 
+use proto::units::{DspId, UnixMicros};
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -253,7 +254,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     let store = store_in(&mongod);
     let nothing = || Arc::new(Batch::new(1, 1));
     let uri = mongod.uri();
-    let mut hangs = store.retry(44, nothing());
+    let mut hangs = store.retry(DspId(44), nothing());
     let is_reached = doc! {
         "waitForFailPoint": "failCommand",
         "timesEntered": before + 1,
@@ -265,7 +266,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     };
     let stop = CancellationToken::new();
     let expiry = async {
-        let now = unix_micros();
+        let now = UnixMicros(unix_micros());
         let expiry = Expiry {
             open: true,
             now,
@@ -282,9 +283,9 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
         biased;
         created = &mut hangs => bail!("the other DSP was delayed: {created:?}"),
         failed = expiry => failed?,
-        created = store.retry(45, nothing()) => drop(created?),
+        created = store.retry(DspId(45), nothing()) => drop(created?),
     }
-    ensure!(store.has_slot(45) && !store.has_slot(44));
+    ensure!(store.has_slot(DspId(45)) && !store.has_slot(DspId(44)));
     Ok(())
 }
 

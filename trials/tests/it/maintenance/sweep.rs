@@ -3,6 +3,7 @@
 
 mod handover;
 
+use proto::units::UnixMicros;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, PoisonError},
@@ -260,7 +261,7 @@ async fn sweep_until(
             stop.cancel();
         }
     };
-    let now = u64::try_from(at(start).as_microsecond())?;
+    let now = UnixMicros(u64::try_from(at(start).as_microsecond())?);
     let expiry = Expiry {
         open: true,
         now,

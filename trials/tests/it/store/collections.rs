@@ -1,5 +1,6 @@
 //! Tests of the creation of collections for cookies.
 
+use proto::units::DspId;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -20,7 +21,7 @@ use crate::{
 /// Creates the database of DSP 17 as a consumer does.
 async fn create(uri: &str) -> Result<()> {
     let store = ConsumerOptions::default().store(uri);
-    store.retry(17, Arc::new(Batch::new(1, 1))).await?;
+    store.retry(DspId(17), Arc::new(Batch::new(1, 1))).await?;
     Ok(())
 }
 
@@ -70,7 +71,7 @@ async fn dropped_collection_is_created_again_with_page_sizes() -> Result<()> {
         if drops {
             let again = store.write(Arc::clone(&batch)).await?;
             ensure!(!again.deferred.is_empty(), "{again:?}");
-            store.retry(17, Arc::clone(&batch)).await?;
+            store.retry(DspId(17), Arc::clone(&batch)).await?;
         }
         let (documents, ids) = creation_strings(&server).await?;
         ensure!(documents.contains("memory_page_max=512k"), "{documents}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use producer::{app::App, config::Config, log::Log};
-use proto::{v1::SubscribeRequest, wire::CookieRef};
+use proto::{units::DspId, v1::SubscribeRequest, wire::CookieRef};
 use serde_json::json;
 use tempfile::TempDir;
 use testkit::{
@@ -43,18 +43,18 @@ async fn metrics(producer: &App) -> Result<Samples> {
 
 /// Appends cookies `(user, DSP, buyer uid)` that were accepted `age` ago, and returns their acceptance time in microseconds.
 fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u64> {
-    let accepted = log.unix_micros() - u64::try_from(age.as_micros())?;
+    let accepted = log.now().before(u64::try_from(age.as_micros())?);
     let cookie = |&(user_id, dsp_id, buyer_uid)| {
         let cookie = CookieRef {
             user_id,
-            dsp_id,
+            dsp_id: DspId(dsp_id),
             buyer_uid,
             age_micros: 0,
         };
         (cookie, accepted)
     };
     log.append_accepted(cookies.iter().map(cookie))?;
-    Ok(accepted)
+    Ok(accepted.0)
 }
 
 #[tokio::test]

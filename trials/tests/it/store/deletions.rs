@@ -15,6 +15,7 @@ use mongodb::{
     Client,
     bson::{Document, doc},
 };
+use proto::units::{DspId, UnixMicros};
 use tokio_util::sync::CancellationToken;
 
 use super::newest_wins::{chunk, options};
@@ -25,7 +26,7 @@ fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) ->
     let mut batch = Batch::new(1_000_000, 1 << 30);
     for (user_id, dsp_id, buyer_uid, seconds) in records {
         let record = (user_id, dsp_id, buyer_uid.to_owned(), seconds);
-        batch.push(&"p".into(), &chunk(&record)?, u64::MAX);
+        batch.push(&"p".into(), &chunk(&record)?, UnixMicros::MAX);
     }
     Ok(batch)
 }
@@ -38,17 +39,17 @@ async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result
     let deletion = || batch([("alice".to_owned(), 0, "", 2)]);
     // A retry creates the database, and then inserts an older cookie.
     let mut deleting = deletion()?;
-    deleting.defer_dsps([9].into());
+    deleting.defer_dsps([DspId(9)].into());
     let written = store.write(Arc::new(deleting)).await?;
     let queued = DeferredCookies {
-        dsp_id: 9,
+        dsp_id: DspId(9),
         why: None,
         indices: Vec::new(),
     };
     ensure!(written.deferred == [queued], "{written:?}");
     let cookie = batch([("alice".to_owned(), 9, "a", 1)])?;
-    store.retry(9, Arc::new(cookie)).await?;
-    store.retry(9, Arc::new(deletion()?)).await?;
+    store.retry(DspId(9), Arc::new(cookie)).await?;
+    store.retry(DspId(9), Arc::new(deletion()?)).await?;
     let found = store.lookup("alice", &Deletions::default()).await?;
     ensure!(found.buyer_uids.is_empty(), "{found:?}");
     Ok(())
@@ -77,7 +78,7 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
     store
         .remove_dsp(finished, &CancellationToken::new())
         .await?;
-    let floor = finished.until_unix_micros + 1_000_000;
+    let floor = finished.until.after(1_000_000);
     store.remove_deletions_until(floor).await?;
     let kept = stored(&store).await?;
     ensure!(kept.floor() == floor);
@@ -93,7 +94,7 @@ async fn deletions_with_distinct_times_share_commands() -> Result<()> {
     store.load(&Deletions::default()).await?;
     let records = |buyer_uid| (0..2_500).map(move |at| (format!("u{at}"), 7, buyer_uid, at));
     let cookies = batch(records("b").chain([("other".to_owned(), 7, "b", 0)]))?;
-    store.retry(7, Arc::new(cookies)).await?;
+    store.retry(DspId(7), Arc::new(cookies)).await?;
     let commands = async || {
         let status = command(&mongod.uri(), doc! { "serverStatus": 1 }).await?;
         let commands = status.get_document("metrics")?.get_document("commands")?;

@@ -22,7 +22,10 @@ use mongodb::{
     Client,
     bson::{DateTime, Document, doc},
 };
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, Scope, StreamMessage};
+use proto::{
+    units::{DspId, Epoch, Sequence, UnixMicros},
+    wire::{self, ChunkHeader, ChunkRef, CookieRef, Record, Scope, StreamMessage},
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use testkit::{http::HttpClient, programs::ServerProcess, scrape::names};
@@ -54,22 +57,22 @@ pub(super) fn chunk(sync: &Sync) -> Result<ChunkRef> {
     let age_micros = 0;
     let record = match &**buyer_uid {
         "" => Record::Delete {
-            scope: Scope::from_ids(&**user_id, *dsp_id),
+            scope: Scope::from_ids(&**user_id, DspId(*dsp_id)),
             age_micros,
         },
         _ => Record::Set(CookieRef {
             user_id,
-            dsp_id: *dsp_id,
+            dsp_id: DspId(*dsp_id),
             buyer_uid,
             age_micros,
         }),
     };
     wire::put_record(&mut buffer, &record);
     let header = ChunkHeader {
-        epoch: 1,
-        first_sequence: 1,
+        epoch: Epoch(1),
+        first_sequence: Sequence(1),
         count: 1,
-        accepted_unix_micros: (BEGAN_SECONDS + seconds) * 1_000_000,
+        accepted: UnixMicros((BEGAN_SECONDS + seconds) * 1_000_000),
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
     match StreamMessage::decode(Bytes::from(buffer).slice(at..))? {
@@ -100,7 +103,7 @@ fn batch(syncs: &[Sync], mut is_known: impl FnMut() -> bool) -> Result<Arc<Batch
         batch.push_filtered(
             &"p".into(),
             &chunk(sync)?,
-            u64::MAX,
+            UnixMicros::MAX,
             &mut Hints(&mut is_known),
         );
     }
@@ -138,7 +141,7 @@ fn reported_stale(batch: &Batch, written: &WriteOutcome) -> BTreeSet<(String, u3
     cookies
         .map(|cookie| {
             let user = String::from_utf8_lossy(cookie.user_id).into_owned();
-            (user, cookie.dsp_id)
+            (user, cookie.dsp_id.0)
         })
         .collect()
 }
@@ -176,7 +179,7 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
 async fn store(mongod: &ServerProcess, dsps: u32) -> Result<MongodbStore> {
     let store = MongodbStore::new(options(mongod.uri()));
     for dsp in 1..=dsps {
-        store.retry(dsp, Arc::new(Batch::new(1, 1))).await?;
+        store.retry(DspId(dsp), Arc::new(Batch::new(1, 1))).await?;
     }
     Ok(store)
 }
@@ -381,7 +384,7 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
         .await
         .context("lookup")?
         .buyer_uids;
-    assert_eq!(known[&7], "new");
+    assert_eq!(known[&DspId(7)], "new");
     Ok(())
 }
 

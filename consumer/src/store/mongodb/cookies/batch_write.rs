@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use proto::units::DspId;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
@@ -39,16 +40,16 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 /// Number of collections written concurrently while all of them make progress.
 const WRITERS: usize = 4;
 
-type TaskResult = (u32, Result<WriteOutcome, Failure>);
+type TaskResult = (DspId, Result<WriteOutcome, Failure>);
 
 /// The write of one batch.
 struct BatchWrite<'a> {
     store: &'a MongodbStore,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
-    waiting: VecDeque<(u32, Vec<u32>)>,
+    waiting: VecDeque<(DspId, Vec<u32>)>,
     tasks: FuturesUnordered<JoinHandle<TaskResult>>,
-    running: BTreeMap<u32, RunningWrite>,
+    running: BTreeMap<DspId, RunningWrite>,
     done: WriteOutcome,
 }
 
@@ -61,7 +62,7 @@ struct RunningWrite {
 /// The indices of a batch's cookies by DSP. Sorts on a blocking thread, because sorting takes milliseconds of CPU.
 pub(in super::super) async fn by_dsp(
     batch: &Arc<Batch>,
-) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
+) -> Result<BTreeMap<DspId, Vec<u32>>, StoreError> {
     let batch = Arc::clone(batch);
     let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
     sorted.map_err(|error| StoreError::Broken(format!("batch sort failed: {error}")))
@@ -125,7 +126,7 @@ impl BatchWrite<'_> {
         }
     }
 
-    fn start(&mut self, dsp_id: u32, indices: Vec<u32>) {
+    fn start(&mut self, dsp_id: DspId, indices: Vec<u32>) {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.deferred(dsp_id, Some(why), indices);
         }
@@ -151,7 +152,7 @@ impl BatchWrite<'_> {
 
     async fn finish(
         &mut self,
-        dsp_id: u32,
+        dsp_id: DspId,
         result: Result<WriteOutcome, Failure>,
     ) -> Result<(), StoreError> {
         let Some(running) = self.running.remove(&dsp_id) else {
@@ -172,7 +173,7 @@ impl BatchWrite<'_> {
         Ok(())
     }
 
-    fn defer(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
+    fn defer(&mut self, dsp_id: DspId, why: &str, indices: Vec<u32>) {
         let why = self.store.breakers.trip(dsp_id, why);
         self.done.deferred(dsp_id, Some(why), indices);
     }

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use mongodb::bson::{Document, RawDocumentBuf};
+use proto::units::DspId;
 
 use super::super::{
     COOKIES,
@@ -31,8 +32,8 @@ const COOKIE_BYTES: usize = 256;
 
 /// The indices of a batch's cookies by DSP. Those of a DSP are sorted by user, so that neighbors in a collection's index are
 /// written together.
-pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
-    let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+pub fn by_dsp(batch: &Batch) -> BTreeMap<DspId, Vec<u32>> {
+    let mut by_dsp: BTreeMap<DspId, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
         let cookie = batch.cookie(index as usize);
         by_dsp.entry(cookie.dsp_id).or_default().push(index);
@@ -153,7 +154,7 @@ fn upsert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
     let query = bson.begin_field(DOCUMENT, "q");
     bson.string("_id", cookie.user_id);
     let not_newer = bson.begin_field(DOCUMENT, "t");
-    bson.date("$lte", cookie.accepted_unix_micros);
+    bson.date("$lte", cookie.accepted);
     bson.end(not_newer);
     bson.end(query);
     let change = bson.begin_field(DOCUMENT, "u");
@@ -167,7 +168,7 @@ fn upsert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
 
 fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
     bson.string("b", cookie.buyer_uid);
-    bson.date("t", cookie.accepted_unix_micros);
+    bson.date("t", cookie.accepted);
 }
 
 /// `filter: {_id: {$in: […]}}, projection: {t: 1}`. All results are in one reply, which is smaller than an insert of the same users.
@@ -236,8 +237,7 @@ fn replace(bson: &mut Bson, at: usize, batch: &Batch, group: &[u32]) {
                 "t",
                 |bson| {
                     element(bson, |bson| {
-                        cookies()
-                            .for_each(|(at, cookie)| bson.date(at, cookie.accepted_unix_micros));
+                        cookies().for_each(|(at, cookie)| bson.date(at, cookie.accepted));
                     });
                 },
                 |bson| {

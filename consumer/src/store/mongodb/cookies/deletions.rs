@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, TryStreamExt};
 use mongodb::bson::{Document, doc};
-use proto::wire::Scope;
+use proto::{
+    units::{DspId, UnixMicros},
+    wire::Scope,
+};
 
 use super::super::{
     MongodbStore,
@@ -56,7 +59,7 @@ impl MongodbStore {
             let updates = part.iter().map(|deletion| {
                 doc! {
                     "q": { "_id": id(deletion) },
-                    "u": { "$max": { field: int(deletion.until_unix_micros) } },
+                    "u": { "$max": { field: int(deletion.until.0) } },
                     "upsert": true,
                 }
             });
@@ -75,7 +78,7 @@ impl MongodbStore {
         &self,
         connection: &Connection,
         batch: &Batch,
-        by_dsp: &mut BTreeMap<u32, Vec<u32>>,
+        by_dsp: &mut BTreeMap<DspId, Vec<u32>>,
     ) -> Result<(), StoreError> {
         self.put_deletions(batch.deletions(), "t", &connection.concern)
             .await?;
@@ -89,21 +92,21 @@ impl MongodbStore {
 
 fn id(deletion: &Deletion) -> Document {
     let (user_id, dsp_id) = deletion.ids();
-    doc! { "u": String::from_utf8_lossy(user_id).into_owned(), "d": i64::from(dsp_id) }
+    doc! { "u": String::from_utf8_lossy(user_id).into_owned(), "d": i64::from(dsp_id.0) }
 }
 
 fn decode(document: &Document) -> Option<StoredDeletion> {
     let id = document.get_document("_id").ok()?;
-    let until_unix_micros = number(document.get("t")?)?;
+    let until = number(document.get("t")?)?;
     let done = document.get("done").and_then(number).unwrap_or_default();
     Some(StoredDeletion {
         deletion: Deletion {
             scope: Scope::from_ids(
                 id.get_str("u").ok()?.as_bytes().into(),
-                u32::try_from(id.get_i64("d").ok()?).ok()?,
+                DspId(u32::try_from(id.get_i64("d").ok()?).ok()?),
             ),
-            until_unix_micros,
+            until: UnixMicros(until),
         },
-        is_finished: done >= until_unix_micros,
+        is_finished: done >= until,
     })
 }

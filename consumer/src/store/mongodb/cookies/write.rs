@@ -22,7 +22,10 @@ use mongodb::{
     bson::{Bson, Document},
 };
 use parking_lot::Mutex;
-use proto::newest;
+use proto::{
+    newest,
+    units::{DspId, UnixMicros},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -69,7 +72,7 @@ pub(in super::super) struct CollectionWrite {
     dsps: Arc<Mutex<DspDatabases>>,
     strategy: Arc<Mutex<InsertStrategy>>,
     batch: Arc<Batch>,
-    dsp_id: u32,
+    dsp_id: DspId,
     /// The collection, if the server can check its id.
     collection: Option<CollectionId>,
     pub(super) last_reply: LastReply,
@@ -82,7 +85,7 @@ impl MongodbStore {
         &self,
         connection: &Connection,
         batch: &Arc<Batch>,
-        dsp_id: u32,
+        dsp_id: DspId,
     ) -> CollectionWrite {
         let mut strategies = self.insert_strategies.lock();
         CollectionWrite {
@@ -137,9 +140,9 @@ impl CollectionWrite {
         let deletions = deletions.filter(|it| it.removes_from(self.dsp_id));
         let users = deletions.map(|it| {
             let user_id = String::from_utf8_lossy(it.ids().0).into_owned();
-            (deleted_before(it.until_unix_micros), user_id.into())
+            (deleted_before(it.until), user_id.into())
         });
-        let mut users: Vec<(u64, Bson)> = users.collect();
+        let mut users: Vec<(UnixMicros, Bson)> = users.collect();
         users.sort_by_key(|(before, _)| *before);
         for part in users.chunks(DELETES_PER_COMMAND_MAX) {
             delete(&self.connection, &self.database, part).await?;
@@ -173,7 +176,7 @@ impl CollectionWrite {
                 let cookie = self.batch.cookie(index as usize);
                 match times.get(cookie.user_id) {
                     None => missing.push(index),
-                    Some(time) if newest::replaces(millis(cookie.accepted_unix_micros), *time) => {
+                    Some(time) if newest::replaces(millis(cookie.accepted), *time) => {
                         found.push(index);
                     }
                     Some(_) => self.done.stale.push(index),

@@ -23,6 +23,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
 };
+use proto::units::DspId;
 use tokio_util::sync::CancellationToken;
 
 use super::super::{
@@ -109,7 +110,7 @@ impl MongodbStore {
         connection: &Connection,
         compaction: &Compaction<'_>,
         failed: &mut Option<StoreError>,
-    ) -> Result<Vec<(u32, Option<LastCompaction>)>, StoreError> {
+    ) -> Result<Vec<(DspId, Option<LastCompaction>)>, StoreError> {
         let records = self.find_own(RECORDS, doc! {}).await?;
         let records: HashMap<&str, LastCompaction> = records.iter().filter_map(decode).collect();
         // Ignores records in the future: a clock was ahead when they were written.

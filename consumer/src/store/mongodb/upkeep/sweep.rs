@@ -25,6 +25,7 @@ use mongodb::{
     Database,
     bson::{Bson, doc},
 };
+use proto::units::{DspId, UnixMicros};
 use tokio::time::{Instant, sleep};
 
 use super::super::{
@@ -36,6 +37,7 @@ use super::super::{
     error_class::Failure,
     number,
     server::hello,
+    time,
 };
 use crate::{
     store::{Expiry, StoreError, SweepProgress},
@@ -65,8 +67,8 @@ struct Sweep<'a> {
     store: &'a MongodbStore,
     connection: &'a Connection,
     expiry: &'a Expiry<'a>,
-    /// The time at which cookies expire, in microseconds since the Unix epoch.
-    now: u64,
+    /// The time at which cookies expire.
+    now: UnixMicros,
     pace: SweepPace,
     began: Instant,
     /// Time from the beginning until the window closes, or the next sweep.
@@ -81,7 +83,7 @@ struct Sweep<'a> {
 
 /// A collection to sweep.
 struct DueCollection {
-    dsp_id: u32,
+    dsp_id: DspId,
     namespace: String,
     database: Database,
     record: SweepRecord,
@@ -308,11 +310,10 @@ fn repeat_interval(ttl: Duration) -> Duration {
     ttl / 4
 }
 
-/// The server's time in microseconds since the Unix epoch.
-async fn server_time(connection: &Connection) -> Result<u64, StoreError> {
+/// The server's time.
+async fn server_time(connection: &Connection) -> Result<UnixMicros, StoreError> {
     let hello = hello(connection).await?;
-    let time = hello.get_datetime("localTime").ok();
-    let time = time.and_then(|time| u64::try_from(time.timestamp_millis()).ok());
+    let local = hello.get_datetime("localTime").ok();
     let missing = || StoreError::Unavailable("server did not report its time".to_owned());
-    Ok(time.ok_or_else(missing)?.saturating_mul(1_000))
+    local.and_then(|it| time(*it)).ok_or_else(missing)
 }

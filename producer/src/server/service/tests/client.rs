@@ -4,12 +4,14 @@ use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use prost::Message;
 use proto::{
+    units::Sequence,
     v1::{self, ResumeOutcome, event::Event},
     wire::StreamMessage,
 };
 use tonic::{Code, Status, body::Body};
 
 use super::{Producer, now};
+use crate::log::Span;
 
 /// The call that a client makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +94,10 @@ impl Client {
         };
         let body = body.expect("a valid request");
         let older = self.stream.take();
-        let span = producer.log.span();
+        let Span {
+            oldest: Sequence(log_oldest),
+            next: Sequence(log_next),
+        } = producer.log.span();
         let cursor = self
             .cursor
             .filter(|_| with_cursor && self.kind == CallKind::Events);
@@ -103,13 +108,14 @@ impl Client {
                 let bytes = producer.bounds.rewind_bytes;
                 let first = producer
                     .log
-                    .rewind(retained.position, bytes, retained.began);
+                    .rewind(Sequence(retained.position), bytes, Sequence(retained.began))
+                    .0;
                 assert!((retained.began..=retained.position).contains(&first));
                 assert!(bytes > 0 || first == retained.position);
                 (first, retained.high_water)
             }
-            (None, None) if oldest && self.kind == CallKind::Events => (span.oldest, u64::MAX),
-            (None, None) => (span.next, 0),
+            (None, None) if oldest && self.kind == CallKind::Events => (log_oldest, u64::MAX),
+            (None, None) => (log_next, 0),
         };
         let high_water = self
             .retained
@@ -154,7 +160,7 @@ impl Client {
     pub(super) fn join_beyond_log(&mut self, producer: &Producer) {
         let own = self
             .cursor
-            .replace((producer.epoch, producer.log.span().next));
+            .replace((producer.epoch, producer.log.span().next.0));
         let rejected = producer.call("Subscribe", &self.request(true, false));
         let status = rejected.expect_err("rejected");
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
@@ -235,8 +241,11 @@ enum Expected {
 
 impl Stream {
     fn expect(&mut self, producer: &Producer) -> Expected {
-        let span = producer.log.span();
-        let lag = span.next - self.next;
+        let Span {
+            oldest: Sequence(oldest),
+            next: Sequence(next),
+        } = producer.log.span();
+        let lag = next - self.next;
         if self.expects_hello {
             return Expected::Hello;
         }
@@ -246,10 +255,10 @@ impl Stream {
         if lag == 0 {
             Expected::Nothing
         } else if lag > producer.bounds.queue_cookies_max && self.next >= self.until {
-            let min = span.next - producer.bounds.queue_cookies_max;
+            let min = next - producer.bounds.queue_cookies_max;
             Expected::LagLimit { min }
-        } else if self.next < span.oldest {
-            Expected::Evicted { next: span.oldest }
+        } else if self.next < oldest {
+            Expected::Evicted { next: oldest }
         } else {
             Expected::Chunk
         }
@@ -290,7 +299,7 @@ impl Stream {
                 assert_eq!(*expected, Expected::Chunk);
                 let header = *chunk.header();
                 assert_eq!(
-                    (header.epoch, header.first_sequence),
+                    (header.epoch.0, header.first_sequence.0),
                     (producer.epoch, self.next)
                 );
                 let mut count = 0;

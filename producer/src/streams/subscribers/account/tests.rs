@@ -116,7 +116,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn sequence(number: usize) -> Sequence {
-    number as Sequence
+    Sequence(number as u64)
 }
 
 fn apply(action: &Action, model: &mut Model, account: &mut Account) {
@@ -130,12 +130,12 @@ fn apply(action: &Action, model: &mut Model, account: &mut Account) {
         Action::Deliver(index) if left > 0 => {
             let cookies = 1 + index.index(left);
             model.deliver(cookies);
-            account.deliver(at, at + sequence(cookies) - 1);
+            account.deliver(at, at + cookies as u64 - 1);
         }
         Action::Lose(index, reason) if left > 0 => {
             let cookies = 1 + index.index(left);
             model.lose(cookies, *reason);
-            account.lose(at, at + sequence(cookies) - 1, *reason);
+            account.lose(at, at + cookies as u64 - 1, *reason);
         }
         Action::Deliver(_) | Action::Lose(..) => {}
         Action::Begin(index) => begin(1 + index.index(next), model, account),
@@ -197,7 +197,7 @@ proptest! {
             prop_assert_eq!(as_array(&account.totals), as_array(&model.totals));
             prop_assert_eq!(account.position, sequence(model.position));
             prop_assert_eq!(account.joined, sequence(model.joined));
-            let queued = sequence(model.outcomes.len() + 1) - account.high_water;
+            let queued = sequence(model.outcomes.len() + 1).since(account.high_water);
             prop_assert_eq!(queued, model.count(SequenceOutcome::Queued));
             let counted = (model.count(SequenceOutcome::Delivered), model.count(SequenceOutcome::Lost));
             prop_assert_eq!(net(&account.totals), counted);
@@ -209,7 +209,7 @@ proptest! {
         ranges_max in 0_usize..4,
         actions in prop::collection::vec(action(), 1..150),
     ) {
-        let (mut model, mut account) = (Model::new(1), Account::new(1));
+        let (mut model, mut account) = (Model::new(1), Account::new(Sequence(1)));
         account.lost_ranges.max = ranges_max;
         for action in &actions {
             let before = as_array(&account.totals);
@@ -217,18 +217,18 @@ proptest! {
             prop_assert!(before.iter().zip(as_array(&account.totals)).all(|(before, now)| *before <= now));
             prop_assert!(account.lost_ranges.ranges.len() <= ranges_max);
             let (delivered, lost) = net(&account.totals);
-            prop_assert_eq!(account.high_water - account.joined, delivered + lost);
+            prop_assert_eq!(account.high_water.since(account.joined), delivered + lost);
         }
     }
 }
 
 #[test]
 fn delivered_sequences_in_a_later_gap_become_lost() {
-    let mut account = Account::new(1);
-    account.begin(1);
-    account.deliver(1, 100);
-    account.begin(51);
-    account.lose(51, 150, GapReason::Evicted);
+    let mut account = Account::new(Sequence(1));
+    account.begin(Sequence(1));
+    account.deliver(Sequence(1), Sequence(100));
+    account.begin(Sequence(51));
+    account.lose(Sequence(51), Sequence(150), GapReason::Evicted);
     let totals = account.totals;
     assert_eq!((totals.delivered, totals.undelivered), (100, 50));
     assert_eq!((totals.lost_evicted, totals.recovered), (100, 0));
@@ -237,13 +237,13 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
 
 #[test]
 fn lost_sequences_that_are_delivered_later_are_recovered_once() {
-    let mut account = Account::new(1);
-    account.begin(1);
-    account.lose(1, 60, GapReason::LagLimit);
-    account.deliver(61, 100);
+    let mut account = Account::new(Sequence(1));
+    account.begin(Sequence(1));
+    account.lose(Sequence(1), Sequence(60), GapReason::LagLimit);
+    account.deliver(Sequence(61), Sequence(100));
     for redelivered in [40, 140] {
-        account.begin(1);
-        account.deliver(1, 100);
+        account.begin(Sequence(1));
+        account.deliver(Sequence(1), Sequence(100));
         assert_eq!(account.totals.recovered, 60);
         assert_eq!(account.totals.redelivered, redelivered);
         assert_eq!(net(&account.totals), (100, 0));
@@ -252,29 +252,32 @@ fn lost_sequences_that_are_delivered_later_are_recovered_once() {
 
 #[test]
 fn sequences_before_a_cursor_count_as_delivered() {
-    let mut account = Account::new(11);
-    account.begin(11);
-    account.deliver(11, 20);
-    account.begin(31);
-    assert_eq!((account.totals.delivered, account.high_water), (20, 31));
-    account.begin(1);
-    assert_eq!((account.totals.delivered, account.joined), (30, 1));
-    account.lose(1, 40, GapReason::Evicted);
+    let mut account = Account::new(Sequence(11));
+    account.begin(Sequence(11));
+    account.deliver(Sequence(11), Sequence(20));
+    account.begin(Sequence(31));
+    assert_eq!((account.totals.delivered, account.high_water.0), (20, 31));
+    account.begin(Sequence(1));
+    assert_eq!((account.totals.delivered, account.joined.0), (30, 1));
+    account.lose(Sequence(1), Sequence(40), GapReason::Evicted);
     assert_eq!(net(&account.totals), (0, 40));
 }
 
 #[test]
 fn adjacent_losses_are_merged_and_recovered_ones_split_a_range() {
-    let mut account = Account::new(1);
-    account.begin(1);
-    account.lose(1, 10, GapReason::LagLimit);
-    account.lose(11, 20, GapReason::Evicted);
-    assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
-    account.begin(5);
-    account.deliver(5, 9);
-    assert_eq!(account.lost_ranges.ranges, [(1, 4), (10, 20)]);
-    account.begin(5);
-    account.lose(5, 9, GapReason::Evicted);
-    assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
+    let mut account = Account::new(Sequence(1));
+    account.begin(Sequence(1));
+    account.lose(Sequence(1), Sequence(10), GapReason::LagLimit);
+    account.lose(Sequence(11), Sequence(20), GapReason::Evicted);
+    assert_eq!(account.lost_ranges.ranges, [(Sequence(1), Sequence(20))]);
+    account.begin(Sequence(5));
+    account.deliver(Sequence(5), Sequence(9));
+    assert_eq!(
+        account.lost_ranges.ranges,
+        [(Sequence(1), Sequence(4)), (Sequence(10), Sequence(20))]
+    );
+    account.begin(Sequence(5));
+    account.lose(Sequence(5), Sequence(9), GapReason::Evicted);
+    assert_eq!(account.lost_ranges.ranges, [(Sequence(1), Sequence(20))]);
     assert_eq!(net(&account.totals), (0, 20));
 }

@@ -8,14 +8,16 @@ use super::*;
 use crate::log::GapReason;
 
 /// The account of a subscriber whose first stream began at `joined`.
-fn account(joined: Sequence) -> Account {
+fn account(joined: u64) -> Account {
+    let joined = Sequence(joined);
     let mut account = Account::new(joined);
     account.begin(joined);
     account
 }
 
 /// The state of the node `n`, which is not a subscriber now.
-fn state(confirmations: &Confirmations, sequence: Sequence) -> Confirmed {
+fn state(confirmations: &Confirmations, sequence: u64) -> Confirmed {
+    let sequence = Sequence(sequence);
     confirmations.states(iter::empty(), sequence, sequence)["n"]
 }
 
@@ -23,14 +25,14 @@ fn state(confirmations: &Confirmations, sequence: Sequence) -> Confirmed {
 fn thousands_of_confirmations_keep_the_lost_ranges_of_earlier_subscribers() {
     let mut confirmations = Confirmations::default();
     let mut earlier = account(1);
-    earlier.lose(1, 10, GapReason::Evicted);
-    earlier.deliver(11, 1_000);
-    confirmations.confirm("n", 1_000, 1_000, &earlier);
+    earlier.lose(Sequence(1), Sequence(10), GapReason::Evicted);
+    earlier.deliver(Sequence(11), Sequence(1_000));
+    confirmations.confirm("n", Sequence(1_000), Sequence(1_000), &earlier);
     let mut later = account(1_001);
-    later.lose(1_001, 4_999, GapReason::Evicted);
+    later.lose(Sequence(1_001), Sequence(4_999), GapReason::Evicted);
     for sequence in 5_000..8_000 {
-        later.deliver(sequence, sequence);
-        confirmations.confirm("n", sequence, sequence, &later);
+        later.deliver(Sequence(sequence), Sequence(sequence));
+        confirmations.confirm("n", Sequence(sequence), Sequence(sequence), &later);
     }
     for (sequence, expected) in [
         (1, Confirmed::Unknown),
@@ -46,7 +48,13 @@ fn thousands_of_confirmations_keep_the_lost_ranges_of_earlier_subscribers() {
         assert_eq!(state(&confirmations, sequence), expected, "{sequence}");
     }
     let lost = &confirmations.nodes["n"].received.lost;
-    assert_eq!(lost, &[(1, 10), (1_001, 4_999)]);
+    assert_eq!(
+        lost,
+        &[
+            (Sequence(1), Sequence(10)),
+            (Sequence(1_001), Sequence(4_999))
+        ]
+    );
 }
 
 #[test]
@@ -56,13 +64,13 @@ fn sequences_before_a_dropped_range_are_unknown() {
     for _ in 0..4 {
         let mut account = account(next);
         for _ in 0..LOST_RANGES_MAX {
-            account.lose(next, next, GapReason::Evicted);
-            account.deliver(next + 1, next + 1);
+            account.lose(Sequence(next), Sequence(next), GapReason::Evicted);
+            account.deliver(Sequence(next + 1), Sequence(next + 1));
             next += 2;
         }
-        confirmations.confirm("n", next - 1, next - 1, &account);
+        confirmations.confirm("n", Sequence(next - 1), Sequence(next - 1), &account);
     }
-    let range = |number: usize| 2 * number as Sequence + 1;
+    let range = |number: usize| 2 * number as u64 + 1;
     let first_kept = range(4 * LOST_RANGES_MAX - RANGES_MAX);
     assert_eq!(state(&confirmations, first_kept - 1), Confirmed::Yes);
     assert_eq!(state(&confirmations, first_kept - 3), Confirmed::Unknown);
@@ -75,47 +83,52 @@ fn subscriber_without_confirmations_counts_only_while_it_is_a_subscriber() {
     let mut confirmations = Confirmations::default();
     let mut account = account(5);
     confirmations.joined("n", &account);
-    account.deliver(5, 9);
+    account.deliver(Sequence(5), Sequence(9));
     let state_of_subscriber = |confirmations: &Confirmations, sequence| {
+        let sequence = Sequence(sequence);
         let subscribers = iter::once(("n", account.received()));
         confirmations.states(subscribers, sequence, sequence)["n"]
     };
     let state_4 = state_of_subscriber(&confirmations, 4);
     assert_eq!(state_4, Confirmed::NotConcerned);
     assert_eq!(state_of_subscriber(&confirmations, 9), Confirmed::NotYet);
-    assert!(confirmations.states(iter::empty(), 9, 9).is_empty());
+    assert!(
+        confirmations
+            .states(iter::empty(), Sequence(9), Sequence(9))
+            .is_empty()
+    );
     assert_eq!(confirmations.positions("n"), None);
 
-    assert!(confirmations.confirm("n", 9, 8, &account));
+    assert!(confirmations.confirm("n", Sequence(9), Sequence(8), &account));
     assert_eq!(state_of_subscriber(&confirmations, 8), Confirmed::Yes);
     assert_eq!(state_of_subscriber(&confirmations, 9), Confirmed::NotYet);
     assert_eq!(state(&confirmations, 9), Confirmed::Unknown);
-    assert_eq!(confirmations.positions("n"), Some([9, 8]));
+    assert_eq!(confirmations.positions("n"), Some([9, 8].map(Sequence)));
 }
 
 #[test]
 fn reconnected_node_keeps_what_it_has_carried_out_unless_it_is_sent_again() {
     let mut confirmations = Confirmations::default();
     let mut account = account(1);
-    account.deliver(1, 9);
-    confirmations.confirm("n", 9, 9, &account);
-    account.begin(10);
+    account.deliver(Sequence(1), Sequence(9));
+    confirmations.confirm("n", Sequence(9), Sequence(9), &account);
+    account.begin(Sequence(10));
     confirmations.joined("n", &account);
-    account.deliver(10, 12);
-    assert!(confirmations.confirm("n", 12, 0, &account));
-    assert_eq!(confirmations.positions("n"), Some([12, 9]));
+    account.deliver(Sequence(10), Sequence(12));
+    assert!(confirmations.confirm("n", Sequence(12), Sequence(0), &account));
+    assert_eq!(confirmations.positions("n"), Some([12, 9].map(Sequence)));
     // The node has lost its store or a fraction of it.
-    account.begin(5);
+    account.begin(Sequence(5));
     confirmations.joined("n", &account);
-    assert_eq!(confirmations.positions("n"), Some([4, 4]));
-    confirmations.confirm("n", 2, 0, &account);
-    assert_eq!(confirmations.positions("n"), Some([2, 2]));
+    assert_eq!(confirmations.positions("n"), Some([4, 4].map(Sequence)));
+    confirmations.confirm("n", Sequence(2), Sequence(0), &account);
+    assert_eq!(confirmations.positions("n"), Some([2, 2].map(Sequence)));
 }
 
 #[test]
 fn node_absent_for_its_retention_is_forgotten() {
     let mut confirmations = Confirmations::default();
-    confirmations.confirm("n", 0, 0, &account(1));
+    confirmations.confirm("n", Sequence(0), Sequence(0), &account(1));
     let later = Instant::now() + RETENTION;
     confirmations.sweep(later, |_| true);
     confirmations.sweep(later + RETENTION - Duration::from_secs(1), |_| false);
@@ -166,12 +179,12 @@ proptest! {
         for event in events {
             match event {
                 Event::Sent(count) => {
-                    account.deliver(next, next + count - 1);
+                    account.deliver(Sequence(next), Sequence(next + count - 1));
                     sent.extend(next..next + count);
                     next += count;
                 }
                 Event::Lost(count) => {
-                    account.lose(next, next + count - 1, GapReason::Evicted);
+                    account.lose(Sequence(next), Sequence(next + count - 1), GapReason::Evicted);
                     sent.retain(|it| *it < next || *it >= next + count);
                     next += count;
                 }
@@ -183,7 +196,7 @@ proptest! {
                 }
                 Event::Resumed(count) => {
                     next = next.saturating_sub(count).max(1);
-                    account.begin(next);
+                    account.begin(Sequence(next));
                     confirmations.joined("n", &account);
                     has_applied = has_applied.min(next - 1);
                 }
@@ -191,12 +204,12 @@ proptest! {
                     let durable = (next - 1).saturating_sub(durable);
                     let applied = durable.saturating_sub(applied);
                     has_applied = has_applied.max(applied);
-                    confirmations.confirm("n", durable, applied, &account);
+                    confirmations.confirm("n", Sequence(durable), Sequence(applied), &account);
                 }
             }
             let subscribers = || iter::once(("n", account.received()));
             for sequence in 1..next + 9 {
-                let states = confirmations.states(subscribers(), sequence, sequence);
+                let states = confirmations.states(subscribers(), Sequence(sequence), Sequence(sequence));
                 if states["n"] == Confirmed::Yes {
                     prop_assert!(sequence <= has_applied && sent.contains(&sequence), "{sequence}");
                 }

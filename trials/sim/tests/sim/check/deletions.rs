@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use proto::units::{DspId, UnixMicros};
 use serde_json::Value;
 
 use crate::{
@@ -21,8 +22,11 @@ use crate::{
 const SMALL_TABLE: usize = 102;
 
 /// Times up to which durable deletions cover the cookies of a user, by DSP.
-pub(crate) fn deleted(disk: &Disk, user: u64) -> BTreeMap<u32, u64> {
-    let pairs = (1..=3).map(|dsp| Pair { user, dsp });
+pub(crate) fn deleted(disk: &Disk, user: u64) -> BTreeMap<DspId, UnixMicros> {
+    let pairs = (1..=3).map(|dsp| Pair {
+        user,
+        dsp: DspId(dsp),
+    });
     let deleted = pairs.map(|pair| (pair.dsp, disk.record.deleted_until(pair)));
     deleted.collect()
 }
@@ -31,7 +35,7 @@ pub(crate) fn deleted(disk: &Disk, user: u64) -> BTreeMap<u32, u64> {
 pub(crate) fn lookup(
     disk: &Disk,
     user: u64,
-    deleted: BTreeMap<u32, u64>,
+    deleted: BTreeMap<DspId, UnixMicros>,
     status: u16,
     body: &str,
 ) -> anyhow::Result<()> {
@@ -42,12 +46,12 @@ pub(crate) fn lookup(
     let body: Value = serde_json::from_str(body)?;
     let found = body["buyer_uids"].as_object().context("no buyer uids")?;
     for (dsp, buyer_uid) in found {
-        let dsp: u32 = dsp.parse()?;
+        let dsp: DspId = dsp.parse()?;
         let number = buyer_uid.as_str().and_then(|uid| uid.strip_prefix('b'));
         let number: u64 = number.context("an invalid buyer uid")?.parse()?;
         let mut received = disk.record.received_values(number);
         ensure!(
-            received.any(|value| value.accepted_unix_micros > deleted[&dsp]),
+            received.any(|value| value.accepted > deleted[&dsp]),
             "a lookup of u{user} shows {buyer_uid} of DSP {dsp}, which was deleted until {deleted:?}"
         );
     }
@@ -146,7 +150,7 @@ pub(super) fn none_survives(world: &World, history: &History, disk: &Disk) -> an
 fn has(disk: &Disk, client: &ApiClient, deletion: &SyncRequest) -> bool {
     let known = disk.record.durable_deletions.get(&deletion.pair);
     let window = deletion.acceptance(client.process.clock_ahead);
-    known.is_some_and(|until| *until >= window.earliest)
+    known.is_some_and(|until| until.0 >= window.earliest)
 }
 
 /// Checks that a store shows nothing that a durable deletion covers.
@@ -154,7 +158,7 @@ pub(super) fn nothing_is_back(disk: &Disk) -> anyhow::Result<()> {
     for (pair, value) in disk.values() {
         let until = disk.record.deleted_until(pair);
         ensure!(
-            value.accepted_unix_micros > until,
+            value.accepted > until,
             "{pair:?} has {value:?}, which was deleted until {until}"
         );
     }
@@ -163,7 +167,7 @@ pub(super) fn nothing_is_back(disk: &Disk) -> anyhow::Result<()> {
 
 /// Time up to which a node may reject all cookies, because its table evicted deletions. A node keeps at least 7/8 of a full table.
 pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
-    let mut times: Vec<u64> = disk.record.deletions.values().copied().collect();
+    let mut times: Vec<u64> = disk.record.deletions.values().map(|it| it.0).collect();
     if !has_small_table || times.len() <= SMALL_TABLE {
         return 0;
     }
@@ -276,7 +280,7 @@ impl<'a> DeletionIndex<'a> {
         };
         let is_durable = |deletion: &SyncRequest, window: &AcceptanceWindow| {
             let known = disk.record.durable_deletions.get(&deletion.pair);
-            known.is_some_and(|until| *until >= window.earliest)
+            known.is_some_and(|until| until.0 >= window.earliest)
         };
         let covering = || self.of(sync.pair).filter(may_cover);
         covering().all(|(deletion, ..)| is_before(deletion))

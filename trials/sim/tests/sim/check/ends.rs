@@ -9,6 +9,7 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use anyhow::{Context as _, ensure};
+use proto::units::Epoch;
 use testkit::scrape::names;
 
 use super::{Counters, MissingCookies, describe, incarnation_of};
@@ -123,7 +124,8 @@ impl Checker<'_> {
 
     /// The incarnation of a report, and later incarnations that the consumer missed.
     fn incarnations(&self, end: &EndReport<'_>) -> Range<usize> {
-        incarnation_of(self.producer, end.epoch)..incarnation_of(self.producer, end.next)
+        incarnation_of(self.producer, Epoch(end.epoch))
+            ..incarnation_of(self.producer, Epoch(end.next))
     }
 
     fn check_true(&self, end: &EndReport<'_>) -> anyhow::Result<()> {

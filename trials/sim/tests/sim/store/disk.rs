@@ -10,7 +10,10 @@ use consumer::{
     deletions::{Deletion, DspDeletion, StoredDeletion},
     store::FullRetryEntry,
 };
-use proto::wire::Scope;
+use proto::{
+    units::{DspId, Epoch, UnixMicros},
+    wire::Scope,
+};
 
 use super::StoreBehavior;
 use crate::load::Pair;
@@ -20,7 +23,7 @@ use crate::load::Pair;
 pub(crate) struct StoredValue {
     /// Number of the sync, from the buyer uid.
     pub(crate) number: u64,
-    pub(crate) accepted_unix_micros: u64,
+    pub(crate) accepted: UnixMicros,
 }
 
 /// The disk and the volatile state of one consumer's store.
@@ -33,20 +36,20 @@ pub(crate) struct Disk {
     /// Committed cursors.
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
     /// Epoch of the first committed cursor of each producer.
-    pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
+    pub(crate) first_epochs: BTreeMap<Arc<str>, Epoch>,
     /// Producers and epochs with a committed goodbye.
-    pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
+    pub(crate) completed: BTreeSet<(Arc<str>, Epoch)>,
     /// Deletions by scope: committed deletions, and all deletions.
-    durable_deletions: BTreeMap<Pair, u64>,
-    deletions: BTreeMap<Pair, u64>,
+    durable_deletions: BTreeMap<Pair, UnixMicros>,
+    deletions: BTreeMap<Pair, UnixMicros>,
     /// Finished deletions of DSPs.
-    finished: BTreeMap<u32, u64>,
-    pub(super) floor: u64,
+    finished: BTreeMap<DspId, UnixMicros>,
+    pub(super) floor: UnixMicros,
     /// DSPs with a database.
-    pub(super) slots: BTreeSet<u32>,
+    pub(super) slots: BTreeSet<DspId>,
     pub(super) retry_queue: BTreeMap<u64, FullRetryEntry>,
     /// The DSP whose database fails.
-    pub(crate) failing_dsp: Option<u32>,
+    pub(crate) failing_dsp: Option<DspId>,
     pub(crate) behavior: StoreBehavior,
     /// Number of power losses.
     pub(super) generation: u64,
@@ -61,11 +64,11 @@ pub(crate) struct Record {
     /// All cookies that were ever written.
     pub(crate) received: BTreeSet<StoredValue>,
     /// Latest deletion of each scope that was ever written.
-    pub(crate) deletions: BTreeMap<Pair, u64>,
+    pub(crate) deletions: BTreeMap<Pair, UnixMicros>,
     /// Latest deletion of each scope that was ever committed.
-    pub(crate) durable_deletions: BTreeMap<Pair, u64>,
+    pub(crate) durable_deletions: BTreeMap<Pair, UnixMicros>,
     /// Times of all deletions that were ever written.
-    pub(crate) times: BTreeSet<u64>,
+    pub(crate) times: BTreeSet<UnixMicros>,
     /// Cookies that must not have been written.
     pub(crate) violations: Vec<String>,
 }
@@ -73,18 +76,16 @@ pub(crate) struct Record {
 impl Record {
     /// All cookies with this number that were ever written.
     pub(crate) fn received_values(&self, number: u64) -> impl Iterator<Item = &StoredValue> {
-        let value = |accepted_unix_micros| StoredValue {
-            number,
-            accepted_unix_micros,
-        };
-        self.received.range(value(0)..=value(u64::MAX))
+        let value = |accepted| StoredValue { number, accepted };
+        self.received
+            .range(value(UnixMicros(0))..=value(UnixMicros::MAX))
     }
 
     /// Time up to which durable deletions cover the cookies of a pair.
-    pub(crate) fn deleted_until(&self, pair: Pair) -> u64 {
+    pub(crate) fn deleted_until(&self, pair: Pair) -> UnixMicros {
         let scopes = pair.scopes().into_iter();
         let times = scopes.filter_map(|scope| self.durable_deletions.get(&scope));
-        times.copied().max().unwrap_or(0)
+        times.copied().max().unwrap_or_default()
     }
 }
 
@@ -99,7 +100,7 @@ impl Disk {
             durable_deletions: BTreeMap::new(),
             deletions: BTreeMap::new(),
             finished: BTreeMap::new(),
-            floor: 0,
+            floor: UnixMicros(0),
             slots: BTreeSet::new(),
             retry_queue: BTreeMap::new(),
             failing_dsp: None,
@@ -152,8 +153,10 @@ impl Disk {
     /// Records a violation for each cookie of a batch that a deletion covers, if it was durable when the write of the batch began.
     pub(super) fn check_deleted(&mut self, batch: &Batch) {
         for cookie in batch.cookies() {
-            let until = parse(&cookie).map_or(0, |(pair, _)| self.record.deleted_until(pair));
-            if cookie.accepted_unix_micros <= until {
+            let until = parse(&cookie).map_or(UnixMicros::default(), |(pair, _)| {
+                self.record.deleted_until(pair)
+            });
+            if cookie.accepted <= until {
                 let violation = format!("a batch has {cookie:?}, which was deleted until {until}");
                 self.record.violations.push(violation);
             }
@@ -169,11 +172,11 @@ impl Disk {
         };
         let value = StoredValue {
             number,
-            accepted_unix_micros: cookie.accepted_unix_micros,
+            accepted: cookie.accepted,
         };
         self.record.received.insert(value);
         let known = self.visible(pair);
-        if known.is_some_and(|known| value.accepted_unix_micros < known.accepted_unix_micros) {
+        if known.is_some_and(|known| value.accepted < known.accepted) {
             return false;
         }
         self.volatile.insert(pair, Some(value));
@@ -184,25 +187,25 @@ impl Disk {
     pub(super) fn put_deletions(&mut self, batch: &Batch) {
         for deletion in batch.deletions() {
             let scope = scope(deletion);
-            self.record.times.insert(deletion.until_unix_micros);
+            self.record.times.insert(deletion.until);
             for known in [&mut self.deletions, &mut self.record.deletions] {
                 let until = known.entry(scope).or_default();
-                *until = deletion.until_unix_micros.max(*until);
+                *until = deletion.until.max(*until);
             }
         }
     }
 
     /// Removes the cookies that the deletions of a batch cover. Ignores deletions of DSPs, and cookies of the DSPs `except`.
-    pub(super) fn remove_deleted(&mut self, batch: &Batch, except: &BTreeSet<u32>) {
+    pub(super) fn remove_deleted(&mut self, batch: &Batch, except: &BTreeSet<DspId>) {
         let deletions = batch.deletions().iter();
         for deletion in deletions.filter(|deletion| deletion.of_dsp().is_none()) {
-            self.remove_covered(scope(deletion), deletion.until_unix_micros, except);
+            self.remove_covered(scope(deletion), deletion.until, except);
         }
     }
 
-    fn remove_covered(&mut self, scope: Pair, until: u64, except: &BTreeSet<u32>) {
+    fn remove_covered(&mut self, scope: Pair, until: UnixMicros, except: &BTreeSet<DspId>) {
         for (pair, value) in self.values() {
-            let is_covered = value.accepted_unix_micros <= until;
+            let is_covered = value.accepted <= until;
             if is_covered && scope.concerns(pair) && !except.contains(&pair.dsp) {
                 self.volatile.insert(pair, None);
             }
@@ -213,15 +216,14 @@ impl Disk {
     pub(super) fn remove_dsp(&mut self, deletion: &DspDeletion, is_last: bool) {
         let scope = scope(&(*deletion).into());
         for (pair, value) in self.values() {
-            let is_covered = value.accepted_unix_micros <= deletion.until_unix_micros;
+            let is_covered = value.accepted <= deletion.until;
             if is_covered && scope.concerns(pair) && (is_last || self.random.bool()) {
                 self.volatile.remove(&pair);
                 self.durable.remove(&pair);
             }
         }
         if is_last {
-            self.finished
-                .insert(deletion.dsp_id, deletion.until_unix_micros);
+            self.finished.insert(deletion.dsp_id, deletion.until);
         }
     }
 
@@ -235,7 +237,7 @@ impl Disk {
                 &mut self.record.durable_deletions,
             ] {
                 let until = known.entry(scope).or_default();
-                *until = deletion.until_unix_micros.max(*until);
+                *until = deletion.until.max(*until);
             }
             let mut removed = std::mem::take(&mut self.volatile);
             removed.retain(|pair, value| {
@@ -255,7 +257,7 @@ impl Disk {
     }
 
     /// Makes the cookies and removals of a retry durable.
-    pub(super) fn commit_retry(&mut self, dsp_id: u32, batch: &Batch) {
+    pub(super) fn commit_retry(&mut self, dsp_id: DspId, batch: &Batch) {
         let cookies = batch.cookies().filter_map(|cookie| parse(&cookie));
         let written: BTreeSet<Pair> = cookies.map(|(pair, _)| pair).collect();
         for (pair, value) in std::mem::take(&mut self.volatile) {
@@ -271,11 +273,11 @@ impl Disk {
         let deletions = self.deletions.iter().map(|(scope, until)| StoredDeletion {
             deletion: Deletion {
                 scope: Scope::from_ids(scope.user_text().as_bytes().into(), scope.dsp),
-                until_unix_micros: *until,
+                until: *until,
             },
             is_finished: self.finished.get(&scope.dsp) == Some(until),
         });
-        let floor = (self.floor > 0).then(|| StoredDeletion {
+        let floor = (self.floor > UnixMicros(0)).then(|| StoredDeletion {
             deletion: Deletion::floor(self.floor),
             is_finished: true,
         });
@@ -283,7 +285,7 @@ impl Disk {
     }
 
     /// Removes the deletions that are not needed with this floor.
-    pub(super) fn forget_deletions(&mut self, floor: u64) {
+    pub(super) fn forget_deletions(&mut self, floor: UnixMicros) {
         self.floor = floor.max(self.floor);
         let mut needed = self.stored_deletions();
         needed.retain(|it| it.is_needed(floor));
@@ -294,11 +296,18 @@ impl Disk {
     }
 
     /// The stored buyer uids of a user that no deletion in `deleted` covers, by DSP.
-    pub(super) fn lookup(&self, user: u64, deleted: impl Fn(u32) -> u64) -> BTreeMap<u32, String> {
-        let pairs = (1..=3).map(|dsp| Pair { user, dsp });
+    pub(super) fn lookup(
+        &self,
+        user: u64,
+        deleted: impl Fn(DspId) -> UnixMicros,
+    ) -> BTreeMap<DspId, String> {
+        let pairs = (1..=3).map(|dsp| Pair {
+            user,
+            dsp: DspId(dsp),
+        });
         let found = pairs.filter_map(|pair| {
             let value = self.visible(pair)?;
-            let is_shown = value.accepted_unix_micros > deleted(pair.dsp);
+            let is_shown = value.accepted > deleted(pair.dsp);
             is_shown.then(|| (pair.dsp, format!("b{}", value.number)))
         });
         found.collect()

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 
-use proto::newest;
+use proto::{newest, units::UnixMicros};
 
 use super::{super::super::bson::millis, *};
 use crate::batch::tests::{batch, chunk};
@@ -169,7 +169,7 @@ fn replace_replaces(batch: &Batch, known: DateTime) -> bool {
 #[test]
 fn server_replaces_by_the_same_rule_as_a_batch() {
     let known = 1_700_000_000_123_456;
-    let stored = DateTime::from_millis(millis(known));
+    let stored = DateTime::from_millis(millis(UnixMicros(known)));
     for new in [
         known - 1_000,
         known - 457,
@@ -182,7 +182,7 @@ fn server_replaces_by_the_same_rule_as_a_batch() {
         known + 1_000,
     ] {
         let batch = batch(&[chunk(1, new, &[("u", 7, "b")])]);
-        let expected = newest::replaces(millis(new), millis(known));
+        let expected = newest::replaces(millis(UnixMicros(new)), millis(UnixMicros(known)));
         assert_eq!(upsert_replaces(&batch, stored), expected, "{new}");
         assert_eq!(replace_replaces(&batch, stored), expected, "{new}");
     }

@@ -1,6 +1,7 @@
 //! One pass over a collection: detects its end. Does no I/O.
 
 use mongodb::bson::DateTime;
+use proto::units::UnixMicros;
 
 use super::super::super::{date, documents::ScannedDocument};
 
@@ -14,8 +15,8 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// A pass over `documents` that begins at `now`, in microseconds since the Unix epoch.
-    pub(super) fn new(now: u64, documents: u64) -> Self {
+    /// A pass over `documents` that begins at `now`.
+    pub(super) fn new(now: UnixMicros, documents: u64) -> Self {
         Self {
             began: date(now),
             documents,

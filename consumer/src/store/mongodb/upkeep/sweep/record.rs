@@ -3,36 +3,41 @@
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
+use proto::units::UnixMicros;
 
-use super::super::super::{date, number};
+use super::super::super::{date, number, time};
 
-/// The sweep record of a collection. Times are in microseconds since the Unix epoch.
+/// The sweep record of a collection.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in super::super) struct SweepRecord {
     /// When the first pass began.
-    began: Option<u64>,
+    began: Option<UnixMicros>,
     /// When the newest pass began.
-    at: u64,
+    at: UnixMicros,
     /// When the newest complete pass began, and its TTL.
-    complete: Option<(u64, Duration)>,
+    complete: Option<(UnixMicros, Duration)>,
 }
 
 impl SweepRecord {
     /// Whether a complete pass with this TTL or a shorter one began between `since` and `now`. A clock that was ahead may have recorded a
     /// later start.
-    pub(super) fn is_done(&self, since: u64, now: u64, ttl: Duration) -> bool {
+    pub(super) fn is_done(&self, since: UnixMicros, now: UnixMicros, ttl: Duration) -> bool {
         self.complete.is_some_and(|(began, then)| {
             (date(since)..=date(now)).contains(&date(began)) && then <= ttl
         })
     }
 
     /// When the newest pass began; 0 if a clock that was ahead recorded a time after `now`.
-    pub(super) fn last_pass(&self, now: u64) -> u64 {
-        if self.at > now { 0 } else { self.at }
+    pub(super) fn last_pass(&self, now: UnixMicros) -> UnixMicros {
+        if self.at > now {
+            UnixMicros(0)
+        } else {
+            self.at
+        }
     }
 
     /// Records the start of a pass.
-    pub(super) fn begin(&mut self, now: u64) {
+    pub(super) fn begin(&mut self, now: UnixMicros) {
         self.began.get_or_insert(now);
         self.at = now;
     }
@@ -43,10 +48,10 @@ impl SweepRecord {
     }
 
     /// Upper bound of the time between the expiry of the collection's oldest cookie and `now`.
-    pub(in super::super) fn overdue(&self, now: u64, ttl: Duration) -> Duration {
+    pub(in super::super) fn overdue(&self, now: UnixMicros, ttl: Duration) -> Duration {
         let never = (self.began.unwrap_or(now), ttl);
         let (began, then) = self.complete.unwrap_or(never);
-        let since = Duration::from_micros(now.saturating_sub(began));
+        let since = Duration::from_micros(now.since(began));
         (since + then).saturating_sub(ttl)
     }
 
@@ -66,20 +71,19 @@ impl SweepRecord {
     pub(super) fn decode(record: &Document) -> Option<(String, Self)> {
         let complete = record.get_document("complete").ok();
         let decoded = Self {
-            began: micros(record, "began"),
-            at: micros(record, "at").unwrap_or_default(),
+            began: field(record, "began"),
+            at: field(record, "at").unwrap_or_default(),
             complete: complete.and_then(|complete| {
                 let ttl = complete.get("ttl").and_then(number)?;
-                Some((micros(complete, "began")?, Duration::from_micros(ttl)))
+                Some((field(complete, "began")?, Duration::from_micros(ttl)))
             }),
         };
         Some((record.get_str("_id").ok()?.to_owned(), decoded))
     }
 }
 
-fn micros(document: &Document, key: &str) -> Option<u64> {
-    let millis = document.get_datetime(key).ok()?.timestamp_millis();
-    Some(u64::try_from(millis).ok()?.saturating_mul(1_000))
+fn field(document: &Document, key: &str) -> Option<UnixMicros> {
+    time(*document.get_datetime(key).ok()?)
 }
 
 #[cfg(test)]
@@ -87,10 +91,10 @@ mod tests {
     use super::*;
 
     const MINUTE: u64 = 60_000_000;
-    const NOW: u64 = 1_000 * MINUTE;
+    const NOW: UnixMicros = UnixMicros(1_000 * MINUTE);
     const TTL: Duration = Duration::from_secs(3600);
 
-    fn begun(now: u64) -> SweepRecord {
+    fn begun(now: UnixMicros) -> SweepRecord {
         let mut record = SweepRecord::default();
         record.begin(now);
         record
@@ -110,27 +114,35 @@ mod tests {
     fn overdue_counts_from_the_beginning_of_the_last_complete_pass() {
         let mut done = begun(NOW);
         done.complete(TTL);
-        assert!(done.is_done(NOW, NOW, TTL) && !done.is_done(NOW + MINUTE, NOW + MINUTE, TTL));
+        assert!(
+            done.is_done(NOW, NOW, TTL) && !done.is_done(NOW.after(MINUTE), NOW.after(MINUTE), TTL)
+        );
         assert!(!done.is_done(NOW, NOW, TTL / 2));
         assert!(done.is_done(NOW, NOW, 2 * TTL), "nothing else has expired");
         assert!(
-            !done.is_done(0, NOW - MINUTE, TTL),
+            !done.is_done(UnixMicros(0), NOW.before(MINUTE), TTL),
             "recorded by a clock that was ahead"
         );
         let hour = Duration::from_secs(3600);
-        assert_eq!(done.overdue(NOW + 60 * MINUTE, TTL), hour);
-        assert_eq!(done.overdue(NOW + 60 * MINUTE, TTL / 2), hour + TTL / 2);
-        assert_eq!(done.overdue(NOW + 60 * MINUTE, 3 * TTL), Duration::ZERO);
-        done.begin(NOW + 30 * MINUTE);
-        let overdue = done.overdue(NOW + 60 * MINUTE, TTL);
+        assert_eq!(done.overdue(NOW.after(60 * MINUTE), TTL), hour);
+        assert_eq!(
+            done.overdue(NOW.after(60 * MINUTE), TTL / 2),
+            hour + TTL / 2
+        );
+        assert_eq!(
+            done.overdue(NOW.after(60 * MINUTE), 3 * TTL),
+            Duration::ZERO
+        );
+        done.begin(NOW.after(30 * MINUTE));
+        let overdue = done.overdue(NOW.after(60 * MINUTE), TTL);
         assert_eq!(overdue, hour, "the new pass is not complete");
     }
 
     #[test]
     fn overdue_time_without_a_complete_pass_counts_from_the_first_pass() {
         let mut record = begun(NOW);
-        record.begin(NOW + 60 * MINUTE);
-        let overdue = record.overdue(NOW + 60 * MINUTE, TTL);
+        record.begin(NOW.after(60 * MINUTE));
+        let overdue = record.overdue(NOW.after(60 * MINUTE), TTL);
         assert_eq!(overdue, Duration::from_secs(3600));
         assert_eq!(SweepRecord::default().overdue(NOW, TTL), Duration::ZERO);
     }
@@ -138,7 +150,7 @@ mod tests {
     #[test]
     fn pass_recorded_by_a_clock_ahead_does_not_delay_the_next() {
         let record = begun(NOW);
-        assert_eq!(record.last_pass(NOW + MINUTE), NOW);
-        assert_eq!(record.last_pass(NOW - MINUTE), 0);
+        assert_eq!(record.last_pass(NOW.after(MINUTE)), NOW);
+        assert_eq!(record.last_pass(NOW.before(MINUTE)).0, 0);
     }
 }

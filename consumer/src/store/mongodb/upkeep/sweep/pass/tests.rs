@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use mongodb::bson::Bson;
+use proto::units::UnixMicros;
 
 use super::{super::super::super::documents::expired, *};
 
@@ -30,7 +31,7 @@ impl Collection {
         let found = self.documents.range(from..).take(limit);
         let documents = found.map(|(id, accepted)| ScannedDocument {
             id: Bson::Int64((*id).into()),
-            accepted: Some(date(*accepted)),
+            accepted: Some(date(UnixMicros(*accepted))),
         });
         documents.collect()
     }
@@ -84,7 +85,7 @@ proptest! {
             collection.insert(NOW - age * MINUTE);
         }
         let mut alive: Vec<u32> = collection.documents.iter().filter(|it| *it.1 >= DUE).map(|it| *it.0).collect();
-        let begin = |collection: &Collection| (Pass::new(NOW, collection.documents.len() as u64), 0);
+        let begin = |collection: &Collection| (Pass::new(UnixMicros(NOW), collection.documents.len() as u64), 0);
         let (mut pass, mut cursor) = begin(&collection);
         let mut is_complete = false;
         // After the random steps there are no more events, so the sweep ends.
@@ -108,8 +109,8 @@ proptest! {
             }
             is_complete = pass.scan(&found) || found.len() < limit;
             cursor = found.last().map_or(cursor, |last| record_id(&last.id) + 1);
-            for (due, id) in expired(found, |_| DUE) {
-                collection.delete(&id, due);
+            for (due, id) in expired(found, |_| UnixMicros(DUE)) {
+                collection.delete(&id, due.0);
             }
             if matches!(event, Event::KillAfterDeletion) {
                 (pass, cursor) = begin(&collection);
@@ -130,10 +131,10 @@ proptest! {
 fn pass_ends_at_documents_inserted_since_its_start() {
     let at = |accepted| ScannedDocument {
         id: Bson::Null,
-        accepted: Some(date(accepted)),
+        accepted: Some(date(UnixMicros(accepted))),
     };
     let (old, new) = (at(NOW - MINUTE), at(NOW + MINUTE));
-    let mut pass = Pass::new(NOW, 2);
+    let mut pass = Pass::new(UnixMicros(NOW), 2);
     assert!(!pass.scan(std::slice::from_ref(&new)), "one remains");
     assert_eq!(pass.remaining(), 1);
     assert!(!pass.scan(&[old.clone(), new.clone()]));
