@@ -82,18 +82,6 @@ pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
 pub(crate) const MEMORY_BYTES: usize = LIMITS.connections_max * body::REQUEST_BYTES
     + token::TOKENS_MAX * idempotency::CLIENT_BYTES_MAX;
 
-/// Registers the counter of deletions by scope.
-///
-/// # Errors
-/// When the metric is registered already.
-pub fn register_deletions(registry: &Registry) -> prometheus::Result<IntCounterVec> {
-    let deletions: IntCounterVec = registry.add(producer::DELETIONS_APPENDED)?;
-    for scope in ["user", "pair", "dsp", "bulk", "optout"] {
-        deletions.with_label_values(&[scope]);
-    }
-    Ok(deletions)
-}
-
 /// The API of one producer.
 #[derive(Debug, Clone)]
 pub struct Api {
@@ -113,8 +101,6 @@ pub struct Parts {
     pub subscribers: Subscribers,
     /// Cancelled when the producer drains.
     pub draining: CancellationToken,
-    /// Counts deletions by scope.
-    pub deletions: IntCounterVec,
     /// Limits of the API.
     pub limits: ApiLimits,
     /// Maximum number of rows of bulk requests per second for each token.

@@ -6,7 +6,6 @@ mod drain;
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use prometheus::IntCounterVec;
 use runtime::{
     self,
     listen::{self, Listener, Stage},
@@ -74,8 +73,6 @@ struct Parts {
     edge: Edge,
     server: Server,
     access: AccessControl,
-    /// Counts deletions by scope.
-    deletions: IntCounterVec,
 }
 
 /// Bound addresses.
@@ -171,7 +168,6 @@ impl App {
             Subscribers::new(retention.subscriber_retention, config.limits.subscribers);
         let queue_cookies_max = retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
-        let deletions = api::register_deletions(&registry)?;
         let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
@@ -196,7 +192,7 @@ impl App {
         let draining = CancellationToken::new();
         let edge = Edge {
             inlet: inlet.clone(),
-            opt_out: opt_out(config, &deletions),
+            opt_out: opt_out(config),
             uid: config.network.uid,
             cookies: config.cookies.clone(),
             metrics: edge::Metrics::register(&registry, file, contracts)?,
@@ -228,7 +224,6 @@ impl App {
             edge,
             server,
             access,
-            deletions,
         };
         Ok((app, parts))
     }
@@ -255,7 +250,6 @@ impl App {
             dsps: self.dsps.clone(),
             subscribers: self.subscribers.clone(),
             draining: self.draining.clone(),
-            deletions: parts.deletions.clone(),
             limits: config.api.limits,
             rows_per_second: api::ROWS_PER_SECOND,
             lag_max: api::LAG_MAX,
@@ -338,7 +332,7 @@ fn open_log(
     Ok((Log::with_progress(log, progress), epoch_history))
 }
 
-fn opt_out(config: &Config, deletions: &IntCounterVec) -> Option<OptOut> {
+fn opt_out(config: &Config) -> Option<OptOut> {
     let opt_out = config.api.opt_out.clone()?;
     if config.network.uid == UidMode::MintPartitioned {
         tracing::warn!(
@@ -346,8 +340,7 @@ fn opt_out(config: &Config, deletions: &IntCounterVec) -> Option<OptOut> {
             "with --uid mint-partitioned, an opt-out holds only on websites that show the opt-out page in a frame"
         );
     }
-    let deletions = deletions.with_label_values(&["optout"]);
-    Some(OptOut::new(opt_out, deletions))
+    Some(OptOut::new(opt_out))
 }
 
 impl Ports<TcpListener> {

@@ -38,6 +38,7 @@ mod spool;
 mod status;
 
 use std::{
+    collections::BTreeMap,
     io,
     path::Path,
     sync::{
@@ -76,6 +77,9 @@ use crate::{
 /// How often [`Inlet::run`] checks for new limits while no cookie is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Values of the label `scope` of the counter of deletions.
+const DELETION_SCOPES: [&str; 5] = ["user", "pair", "dsp", "bulk", "optout"];
+
 const OPEN: &str = "the log is closed only after the inlet is drained";
 
 /// The inlet of one producer; clones share it.
@@ -108,6 +112,8 @@ struct InletState {
     /// When the current shares must be computed again.
     shares_expire_at: MonotonicNanos,
     is_draining: bool,
+    /// Number of deletions by scope.
+    deletions: BTreeMap<&'static str, u64>,
 }
 
 impl Inlet {
@@ -140,6 +146,7 @@ impl Inlet {
                     leased,
                     shares_expire_at: MonotonicNanos::PAST,
                     is_draining: false,
+                    deletions: DELETION_SCOPES.map(|scope| (scope, 0)).into(),
                 }),
                 log,
                 spool,
@@ -203,8 +210,8 @@ impl Inlet {
         Ok(dropped)
     }
 
-    /// Drops the queued cookies that these deletions cover, and appends the deletions to the log. The receiver gets the sequence
-    /// number of the last one when they are in the log.
+    /// Drops the queued cookies that these deletions cover, and appends the deletions to the log; counts them under `scope`. The
+    /// receiver gets the sequence number of the last one when they are in the log.
     ///
     /// Holds the lock for a lookup per deletion and DSP in the queues; a deletion of a DSP scans its queue.
     ///
@@ -213,13 +220,16 @@ impl Inlet {
     pub(crate) fn delete(
         &self,
         deletions: Vec<Deletion>,
+        scope: &'static str,
     ) -> Result<oneshot::Receiver<Sequence>, Closed> {
         let mut state = self.state();
         for deletion in &deletions {
             state.dsp_limits.delete(deletion);
         }
-        drop(state);
-        self.shared.log.append_deletions(deletions)
+        let count = deletions.len() as u64;
+        let sequence = self.shared.log.append_deletions(deletions)?;
+        *state.deletions.entry(scope).or_default() += count;
+        Ok(sequence)
     }
 
     /// Releases due cookies and applies new versions of the limits, until `stop`.

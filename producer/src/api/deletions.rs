@@ -79,8 +79,7 @@ pub(super) async fn delete_one(
         scope: Scope::from_ids(user.unwrap_or_default(), dsp_id),
         until: None,
     };
-    let sequence = in_log(api.delete(vec![deletion])?).await?;
-    api.count_deletions(scope, 1);
+    let sequence = in_log(api.delete(vec![deletion], scope)?).await?;
     let accepted = api.accepted(sequence, sequence, json!({})).await;
     Ok(reply::json(StatusCode::ACCEPTED, &accepted))
 }
@@ -99,14 +98,13 @@ pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Rep
 }
 
 impl Api {
-    fn delete(&self, deletions: Vec<Deletion>) -> Result<oneshot::Receiver<Sequence>, Problem> {
-        let deleted = self.inner.parts.inlet.delete(deletions);
+    fn delete(
+        &self,
+        deletions: Vec<Deletion>,
+        scope: &'static str,
+    ) -> Result<oneshot::Receiver<Sequence>, Problem> {
+        let deleted = self.inner.parts.inlet.delete(deletions, scope);
         deleted.map_err(|_| draining())
-    }
-
-    fn count_deletions(&self, scope: &str, count: u64) {
-        let deletions = &self.inner.parts.deletions;
-        deletions.with_label_values(&[scope]).inc_by(count);
     }
 
     /// Adds the receipt of deletions with these sequence numbers to a response, once enough nodes have stored them.
@@ -163,13 +161,12 @@ impl Intake for Deletions<'_> {
         let part = std::mem::take(&mut self.part);
         let count = part.len() as u64;
         if count > 0 {
-            let appended = self.api.delete(part)?;
+            let appended = self.api.delete(part, "bulk")?;
             match self.first {
                 None => self.first = Some((appended, count)),
                 Some(_) => self.last = Some(appended),
             }
         }
-        self.api.count_deletions("bulk", count);
         Ok([count, 0])
     }
 

@@ -60,7 +60,6 @@ fn api_with(rows_per_second: usize, limits: Option<&str>) -> Api {
         dsps: Dsps::register(&registry, None, Arc::default()).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
-        deletions: registry.add(producer::DELETIONS_APPENDED).unwrap(),
         limits: ApiLimits {
             deletion_confirmations: 0,
             api_requests_per_second: 1_000,
@@ -423,8 +422,7 @@ async fn rows_enter_the_log_before_more_of_the_body_arrives() {
     // Rows are counted even though the client closed the connections.
     let count = |reason: &str| api.inner.rows.with_label_values(&[reason]).get();
     assert_eq!((count("accepted"), count("malformed")), (2, 2));
-    let deletions = &api.inner.parts.deletions;
-    assert_eq!(deletions.with_label_values(&["bulk"]).get(), 1);
+    assert_eq!(api.inner.parts.inlet.deletions()["bulk"], 1);
 }
 
 #[tokio::test(start_paused = true)]

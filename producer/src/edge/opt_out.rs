@@ -22,7 +22,6 @@ use std::{
 };
 
 use httparse::Header;
-use prometheus::IntCounter;
 use proto::wire::Scope;
 use runtime::listen::addresses;
 use tokio::time::Instant;
@@ -87,16 +86,14 @@ pub struct OptOut {
     config: Config,
     /// By the client's network; the key of the total is `None`.
     limits: RateLimits<Option<IpAddr>, 2>,
-    deletions: IntCounter,
 }
 
 impl OptOut {
-    /// Counts deletions in `deletions`.
-    pub fn new(config: Config, deletions: IntCounter) -> Self {
+    /// The page with this configuration.
+    pub fn new(config: Config) -> Self {
         Self {
             config,
             limits: RateLimits::new(RATES, ADDRESSES_MAX),
-            deletions,
         }
     }
 
@@ -180,13 +177,9 @@ impl OptOut {
         let charged = self
             .limits
             .charge(&rates, count, Instant::now(), Duration::ZERO);
-        if charged.is_err() {
+        if charged.is_err() || edge.inlet.delete(deletions, "optout").is_err() {
             return Page::Busy;
         }
-        if edge.inlet.delete(deletions).is_err() {
-            return Page::Busy;
-        }
-        self.deletions.inc_by(count);
         Page::OptedOut
     }
 }
@@ -274,8 +267,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_address_cannot_use_up_the_rate_of_all() {
-        let deletions = IntCounter::new("deletions", "deletions").unwrap();
-        let opt_out = OptOut::new(Config::default(), deletions);
+        let opt_out = OptOut::new(Config::default());
         let edge = edge_with(
             &Registry::new(),
             None,

@@ -14,6 +14,11 @@ impl Inlet {
         self.state().dsp_limits.summaries(now)
     }
 
+    /// Number of deletions by scope.
+    pub(crate) fn deletions(&self) -> BTreeMap<&'static str, u64> {
+        self.state().deletions.clone()
+    }
+
     /// Number of cookies in all queues, including overdue cookies.
     pub fn held(&self) -> u64 {
         self.state().dsp_limits.held()

@@ -5,7 +5,6 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use prometheus::IntCounter;
 use proto::{units::Sequence, wire::Record};
 use runtime::metrics::Registry;
 use tokio::{
@@ -44,8 +43,7 @@ pub(in crate::edge) fn edge_with(
     let parsed = contracts.map(|text| file::parse(text).unwrap());
     let contracts = Arc::new(parsed.unwrap_or_default());
     let metrics = Metrics::register(registry, None, contracts).unwrap();
-    let deletions = || IntCounter::new("deletions", "deletions").unwrap();
-    let opt_out = opt_out.then(|| OptOut::new(opt_out::Config::default(), deletions()));
+    let opt_out = opt_out.then(|| OptOut::new(opt_out::Config::default()));
     Edge {
         inlet: inlet::tests::without_limits(),
         opt_out,

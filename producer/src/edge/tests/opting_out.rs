@@ -104,8 +104,7 @@ fn listed_pages_may_show_the_opt_out_page_in_a_frame() {
         ],
         ..opt_out::Config::default()
     };
-    let deletions = prometheus::IntCounter::new("deletions", "deletions").unwrap();
-    producer.edge.opt_out = Some(opt_out::OptOut::new(config, deletions));
+    producer.edge.opt_out = Some(opt_out::OptOut::new(config));
     let page = producer.exchange("GET /optout", "");
     let ancestors = "; frame-ancestors 'self' https://a.example https://b.example";
     assert!(page.head().contains(ancestors) && !page.head().contains("x-frame-options"));
