@@ -275,17 +275,13 @@ impl Edge {
     /// Counts an outcome, and logs a sample of the rejected requests, without user ids, buyer uids and signals.
     fn count(&self, outcome: Outcome, read: &ReadRequests<'_>) {
         self.metrics.count(outcome);
-        if let Some(reason) = outcome.rejection()
+        if outcome.is_rejection()
             && tracing::enabled!(tracing::Level::DEBUG)
             && let Some(suppressed) = self.rejection_log.admit(read.read_at)
         {
             let dsp = matches!(outcome, Outcome::Rejected(..)).then(|| read.tally.last_dsp());
-            tracing::debug!(
-                reason,
-                dsp = dsp.flatten().map(|dsp_id| dsp_id.0),
-                suppressed,
-                "request rejected"
-            );
+            let (reason, dsp) = (outcome.label(), dsp.flatten().map(|dsp_id| dsp_id.0));
+            tracing::debug!(reason, dsp, suppressed, "request rejected");
         }
     }
 

@@ -28,12 +28,7 @@ pub struct BrowserCookies {
 
 impl Default for BrowserCookies {
     fn default() -> Self {
-        Self {
-            uid: "uid=".to_owned(),
-            age: AGE_MAX,
-            domain: None,
-            opt_outs: Vec::new(),
-        }
+        Self::new("uid", AGE_MAX, None, Vec::new()).expect("a valid name")
     }
 }
 

@@ -73,19 +73,15 @@ pub fn parse<'a, 'r>(
         return Err(HeadError::Malformed);
     };
     let (path, query) = split_target(target);
-    let Framing {
-        body,
-        close,
-        origin,
-    } = Framing::of(request.headers);
+    let framing = Framing::of(request.headers);
     let head = Head {
         method,
         path,
         query,
-        origin,
+        origin: framing.origin,
         length,
-        body: body.unwrap_or(0),
-        close: close || version == 0 || body.is_none(),
+        body: framing.body.unwrap_or(0),
+        close: framing.close || version == 0 || framing.body.is_none(),
     };
     Ok(Some((head, request.headers)))
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
 use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
@@ -12,21 +14,13 @@ use crate::{
     dsps::Dsps,
 };
 
-/// Label of accepted requests.
-const ACCEPTED: &str = "accepted";
-
 /// Handles of all edge metrics; clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     /// Accepted requests, counted after their cookies are in the log.
     pub(super) accepted: IntCounter,
-    opt_out: Vec<IntCounter>,
-    rejected: Vec<IntCounter>,
-    not_found: IntCounter,
-    method_not_allowed: IntCounter,
-    preflight: IntCounter,
-    headers_too_large: IntCounter,
-    malformed: IntCounter,
+    /// All other requests, by the label of their outcome.
+    others: HashMap<&'static str, IntCounter, RandomState>,
     /// Requests by outcome of the privacy check, in the order of [`privacy::Outcome`].
     pub(super) privacy: [IntCounter; privacy::Outcome::LABELS.len()],
     /// Time from reading requests to encoding their responses.
@@ -48,18 +42,13 @@ impl Metrics {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);
         let privacy: IntCounterVec = registry.add(producer::PRIVACY)?;
+        let rejections = Rejection::ALL.iter().map(|it| it.label());
+        let others = rejections
+            .chain(Page::LABELS)
+            .chain(Outcome::OTHERS.map(Outcome::label));
         Ok(Self {
-            accepted: outcome(ACCEPTED),
-            opt_out: Page::LABELS.map(outcome).into(),
-            rejected: Rejection::ALL
-                .iter()
-                .map(|rejection| outcome(rejection.label()))
-                .collect(),
-            not_found: outcome("not_found"),
-            method_not_allowed: outcome("method_not_allowed"),
-            preflight: outcome("preflight"),
-            headers_too_large: outcome("headers_too_large"),
-            malformed: outcome("malformed"),
+            accepted: outcome("accepted"),
+            others: others.map(|label| (label, outcome(label))).collect(),
             privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, file, contracts)?,
@@ -68,15 +57,8 @@ impl Metrics {
 
     /// Counts an outcome, except `Accepted`: see [`accepted`](Self::accepted).
     pub(super) fn count(&self, outcome: Outcome) {
-        match outcome {
-            Outcome::Accepted(_) => {}
-            Outcome::OptOut(page) => self.opt_out[page as usize].inc(),
-            Outcome::Rejected(rejection, _) => self.rejected[rejection as usize].inc(),
-            Outcome::NotFound => self.not_found.inc(),
-            Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
-            Outcome::Preflight => self.preflight.inc(),
-            Outcome::HeadTooLarge => self.headers_too_large.inc(),
-            Outcome::Malformed => self.malformed.inc(),
+        if !matches!(outcome, Outcome::Accepted(_)) {
+            self.others[outcome.label()].inc();
         }
     }
 }

@@ -153,12 +153,9 @@ impl OptOut {
     }
 
     fn opt_out(&self, lines: &[Header<'_>], client: Option<IpAddr>, edge: &Edge) -> Page {
+        let user_ids = edge.cookies.user_ids(head::cookies(lines));
         let mut deletions = Vec::new();
-        for user_id in edge
-            .cookies
-            .user_ids(head::cookies(lines))
-            .take(USER_IDS_MAX)
-        {
+        for user_id in user_ids.take(USER_IDS_MAX) {
             let deletion = Deletion {
                 scope: Scope::User(user_id.to_owned()),
                 until: None,

@@ -109,16 +109,32 @@ impl Outcome {
         }
     }
 
-    /// Why the request was rejected, as in the metric label.
-    pub(super) fn rejection(self) -> Option<&'static str> {
+    /// The outcomes that are neither accepted, nor rejected, nor of the opt-out page.
+    pub(super) const OTHERS: [Self; 5] = [
+        Self::Preflight,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::HeadTooLarge,
+        Self::Malformed,
+    ];
+
+    /// Label in metrics and log messages.
+    pub(super) fn label(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::OptOut(_) | Self::Preflight => None,
-            Self::Rejected(rejection, _) => Some(rejection.label()),
-            Self::NotFound => Some("not_found"),
-            Self::MethodNotAllowed => Some("method_not_allowed"),
-            Self::HeadTooLarge => Some("headers_too_large"),
-            Self::Malformed => Some("malformed"),
+            Self::Accepted(_) => "accepted",
+            Self::OptOut(page) => Page::LABELS[page as usize],
+            Self::Rejected(rejection, _) => rejection.label(),
+            Self::Preflight => "preflight",
+            Self::NotFound => "not_found",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::HeadTooLarge => "headers_too_large",
+            Self::Malformed => "malformed",
         }
+    }
+
+    /// Whether the request is rejected.
+    pub(super) fn is_rejection(self) -> bool {
+        !matches!(self, Self::Accepted(_) | Self::OptOut(_) | Self::Preflight)
     }
 
     /// The status line and the text of a response that has not begun yet.
