@@ -263,9 +263,7 @@ impl Inlet {
         }
         self.update_rules(&mut state, now);
         self.update_shares(&mut state);
-        let mut released = Vec::new();
-        let release = |cookie| released.push(cookie);
-        state.dsp_limits.release_due(now, release);
+        let released = state.dsp_limits.release_due(now);
         // Under the lock, so that no later cookie of the same user and DSP is released first.
         append(&self.shared.log, &released).expect(OPEN);
         let is_idle = state.rules.limits.is_empty() && state.dsp_limits.held() == 0;

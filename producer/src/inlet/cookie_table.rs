@@ -140,17 +140,12 @@ impl CookieTable {
         self.bytes += cookie.bytes();
         *self.dsps.entry(cookie.dsp_id).or_default() += 1;
         let hash = cookie.hash;
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.cookies[at as usize] = Some(Box::new(cookie));
-                at
-            }
-            None => {
-                let at = self.cookies.len();
-                self.cookies.push(Some(Box::new(cookie)));
-                CookieIndex::try_from(at).expect("the table is bounded in bytes")
-            }
-        };
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.cookies.push(None);
+            let at = self.cookies.len() - 1;
+            CookieIndex::try_from(at).expect("the table is bounded in bytes")
+        });
+        self.cookies[at as usize] = Some(Box::new(cookie));
         self.index
             .insert_unique(spread(hash), (hash, at), |(hash, _)| spread(*hash));
         self.update_sets(at, true);
@@ -277,10 +272,8 @@ impl CookieTable {
                 set.remove(&key);
             }
         }
-        let QueuedCookie {
-            accepted_at, state, ..
-        } = *self.get(at);
-        match state {
+        let accepted_at = self.get(at).accepted_at;
+        match self.get(at).state {
             CookieState::Queued(position) => update(&mut self.fifo, (position, at), is_added),
             CookieState::Deferred(retry_at) => update(&mut self.deferred, (retry_at, at), is_added),
             CookieState::Overdue(requeue_at) => {

@@ -46,18 +46,31 @@ impl CookieOutcome {
     ];
 }
 
-/// Why a cookie became overdue.
+/// What a rule did to a cookie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OverdueReason {
-    /// It was older than `max_age` at its release time.
-    Age,
-    /// It would have been older than `max_age` after the expected wait.
-    Wait,
+pub(crate) enum RuleEvent {
+    /// The cookie exceeded the rule on arrival, and was queued.
+    Delayed,
+    /// The wait of the cookie would have exceeded `max_wait` on arrival; in police and observe mode, the cookie exceeded the rule.
+    Refused,
+    /// The cookie became overdue: it was older than `max_age` at its release time.
+    OverdueAge,
+    /// The cookie became overdue: it would have been older than `max_age` after the expected wait.
+    OverdueWait,
 }
 
-impl OverdueReason {
-    pub(crate) const ALL: [(Self, &str); 2] = [(Self::Age, "age"), (Self::Wait, "wait")];
+impl RuleEvent {
+    /// The events of cookies that exceed a rule, with their names in metrics.
+    pub(crate) const EXCEEDED: [(Self, &str); 2] =
+        [(Self::Delayed, "delayed"), (Self::Refused, "refused")];
+
+    /// The events of cookies that become overdue, with their names in metrics.
+    pub(crate) const OVERDUE: [(Self, &str); 2] =
+        [(Self::OverdueAge, "age"), (Self::OverdueWait, "wait")];
 }
+
+/// Number of events of one rule.
+type RuleCounters = [u64; RuleEvent::EXCEEDED.len() + RuleEvent::OVERDUE.len()];
 
 /// Counters of the cookies accepted under a limit.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -76,26 +89,12 @@ pub(crate) struct LimitCounters {
     pub(crate) delays: Delays,
 }
 
-/// Counters of one rule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct RuleCounters {
-    /// Cookies that exceeded the rule on arrival: those that were queued, and those whose wait would have exceeded
-    /// `max_wait`. In police and observe mode, every exceeding cookie counts in the second group.
-    pub(crate) exceeded: [u64; 2],
-    /// Times that a cookie waiting for the rule became overdue, by reason.
-    pub(crate) overdue: [u64; OverdueReason::ALL.len()],
-}
-
 impl LimitCounters {
     /// Keeps the counters of these rules, adds missing ones, and removes all others.
     pub(super) fn retain_rules(&mut self, rules: &[String]) {
         let mut previous = std::mem::take(&mut self.rules);
         let counted = |rule: &String| (rule.clone(), previous.remove(rule).unwrap_or_default());
         self.rules = rules.iter().map(counted).collect();
-    }
-
-    fn rule(&mut self, name: &str) -> &mut RuleCounters {
-        self.rules.get_mut(name).expect("the queue has this rule")
     }
 
     /// Counts a cookie that was accepted and released immediately, the usual case.
@@ -112,16 +111,10 @@ impl LimitCounters {
         self.outcomes[outcome as usize] += count;
     }
 
-    pub(super) fn add_overdue(&mut self, reason: OverdueReason, rule: &str) {
-        self.rule(rule).overdue[reason as usize] += 1;
-    }
-
-    pub(super) fn delayed(&mut self, rule: &str) {
-        self.rule(rule).exceeded[0] += 1;
-    }
-
-    pub(super) fn refused(&mut self, rule: &str) {
-        self.rule(rule).exceeded[1] += 1;
+    /// Counts an event of a rule of this limit.
+    pub(super) fn count_rule(&mut self, rule: &str, event: RuleEvent) {
+        let counters = self.rules.get_mut(rule);
+        counters.expect("the queue has this rule")[event as usize] += 1;
     }
 
     /// Adds the counters of another queue.
@@ -131,9 +124,7 @@ impl LimitCounters {
         add(&mut self.outcomes, &other.outcomes);
         self.count(CookieOutcome::Released, other.passed);
         for (rule, counters) in &other.rules {
-            let totals = self.rules.entry(rule.clone()).or_default();
-            add(&mut totals.exceeded, &counters.exceeded);
-            add(&mut totals.overdue, &counters.overdue);
+            add(self.rules.entry(rule.clone()).or_default(), counters);
         }
         self.delays.add(&other.delays);
         self.delays.buckets[0] += other.passed;

@@ -126,9 +126,7 @@ impl DspLimits {
         let Some(index) = index else {
             return Admission::Release;
         };
-        let NamedQueue {
-            queue, is_listed, ..
-        } = &mut self.queues[index];
+        let queue = &mut self.queues[index].queue;
         let limits = &mut self.limits;
         let mode = queue.config.handling.mode;
         let admission = match mode {
@@ -153,9 +151,7 @@ impl DspLimits {
         }
         if admission == Admission::Queued {
             self.due = self.due.min(queue.due().unwrap_or(MonotonicNanos::NEVER));
-            if !std::mem::replace(is_listed, true) {
-                self.non_empty.push(index);
-            }
+            self.list(index);
         }
         admission
     }
@@ -177,31 +173,30 @@ impl DspLimits {
         let Some(index) = index else {
             return Some(cookie);
         };
-        let NamedQueue {
-            queue, is_listed, ..
-        } = &mut self.queues[index];
-        queue.restore(cookie, now, self.active);
-        if !std::mem::replace(is_listed, true) {
-            self.non_empty.push(index);
-        }
+        self.queues[index].queue.restore(cookie, now, self.active);
+        self.list(index);
         None
     }
 
-    /// When to call [`release_due`](Self::release_due): [`NEVER`](MonotonicNanos::NEVER) if no cookie will be due, a past time if one batch was not enough.
+    /// Adds a queue to those that are not empty.
+    fn list(&mut self, index: usize) {
+        if !std::mem::replace(&mut self.queues[index].is_listed, true) {
+            self.non_empty.push(index);
+        }
+    }
+
+    /// When to call [`release_due`](Self::release_due): [`NEVER`](MonotonicNanos::NEVER) if no cookie will be due, a past time if
+    /// one batch was not enough.
     pub(super) fn due(&self) -> MonotonicNanos {
         self.due
     }
 
-    /// Passes due cookies to `release`, in release order, and reserves slots for the next cookies.
-    pub(super) fn release_due(
-        &mut self,
-        now: MonotonicNanos,
-        mut release: impl FnMut(QueuedCookie),
-    ) {
+    /// Removes due cookies, in release order, and reserves slots for the next cookies.
+    pub(super) fn release_due(&mut self, now: MonotonicNanos) -> Vec<QueuedCookie> {
         let now = now.max(self.latest);
         self.latest = now;
         let non_empty = std::mem::take(&mut self.non_empty);
-        let mut remaining = RELEASE_BATCH_MAX;
+        let mut released = Vec::new();
         for &index in &non_empty {
             let named = &mut self.queues[index];
             if named.is_shaping() {
@@ -209,24 +204,22 @@ impl DspLimits {
                 queue.reschedule_due(now, self.active, RELEASE_BATCH_MAX);
                 continue;
             }
-            while remaining > 0
+            while released.len() < RELEASE_BATCH_MAX
                 && let Some(cookie) = named.queue.remove_next(now)
             {
-                remaining -= 1;
                 let counters = &mut named.queue.counters;
                 counters.count(CookieOutcome::ReleasedEarly, 1);
-                release(cookie);
+                released.push(cookie);
             }
         }
         self.reserve_slots(&non_empty, now);
         for &index in &non_empty {
-            let share = remaining.min(RELEASE_BATCH_MAX / 4);
-            self.queues[index].queue.release(now, share, |cookie| {
-                remaining -= 1;
-                release(cookie);
-            });
+            let share = (RELEASE_BATCH_MAX - released.len()).min(RELEASE_BATCH_MAX / 4);
+            let release = |cookie| released.push(cookie);
+            self.queues[index].queue.release(now, share, release);
         }
         self.update_non_empty(non_empty);
+        released
     }
 
     /// Updates the list of non-empty queues, and when the first of them is due.
@@ -260,24 +253,19 @@ impl DspLimits {
     /// Removes all cookies. They count as queued until [`settle`](Self::settle).
     pub(super) fn remove_all(&mut self, now: MonotonicNanos) -> Vec<QueuedCookie> {
         let mut all = Vec::new();
-        for NamedQueue {
-            queue, unsettled, ..
-        } in &mut self.queues
-        {
+        for named in &mut self.queues {
             let before = all.len();
-            all.extend(std::iter::from_fn(|| queue.remove_next(now)));
-            *unsettled += (all.len() - before) as u64;
+            all.extend(std::iter::from_fn(|| named.queue.remove_next(now)));
+            named.unsettled += (all.len() - before) as u64;
         }
         all
     }
 
     /// Counts the outcome of all removed cookies.
     pub(super) fn settle(&mut self, outcome: CookieOutcome) {
-        for NamedQueue {
-            queue, unsettled, ..
-        } in &mut self.queues
-        {
-            queue.counters.count(outcome, std::mem::take(unsettled));
+        for named in &mut self.queues {
+            let count = std::mem::take(&mut named.unsettled);
+            named.queue.counters.count(outcome, count);
         }
     }
 

@@ -8,7 +8,7 @@ use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
 use super::{
     Inlet,
-    counters::{CookieOutcome, OverdueReason, ROWS, seconds},
+    counters::{CookieOutcome, ROWS, RuleEvent, seconds},
     sharing::ShareState,
 };
 
@@ -38,21 +38,16 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         let of = |(outcome, label)| ([limit.as_str(), label], it.count(outcome));
         CookieOutcome::DROPPED.map(of)
     });
-    let exceeded = summaries.iter().flat_map(|(limit, it)| {
-        it.counters.rules.iter().flat_map(|(rule, counters)| {
-            let [delayed, refused] = counters.exceeded;
-            [("delayed", delayed), ("refused", refused)]
-                .map(|(outcome, count)| ([limit.as_str(), rule.as_str(), outcome], as_f64(count)))
-        })
-    });
-    let overdue = summaries.iter().flat_map(|(limit, it)| {
-        it.counters.rules.iter().flat_map(|(rule, counters)| {
-            OverdueReason::ALL.map(|(reason, label)| {
-                let count = counters.overdue[reason as usize];
-                ([limit.as_str(), rule.as_str(), label], as_f64(count))
+    let rules = |events: [(RuleEvent, &'static str); 2]| {
+        summaries.iter().flat_map(move |(limit, it)| {
+            it.counters.rules.iter().flat_map(move |(rule, counts)| {
+                events.map(|(event, label)| {
+                    let count = as_f64(counts[event as usize]);
+                    ([limit.as_str(), rule.as_str(), label], count)
+                })
             })
         })
-    });
+    };
     let delays = summaries.iter().map(|(limit, it)| {
         let delays = &it.counters.delays;
         let sum = seconds(delays.sum_nanos);
@@ -76,8 +71,8 @@ fn families(inlet: &Inlet) -> Vec<Family> {
         family(SHARING_STATE, states),
         family(DSP_LIMITS_RELEASED, released),
         family(DSP_LIMITS_DROPPED, dropped),
-        family(DSP_LIMITS_EXCEEDED, exceeded),
-        family(DSP_LIMITS_BECAME_OVERDUE, overdue),
+        family(DSP_LIMITS_EXCEEDED, rules(RuleEvent::EXCEEDED)),
+        family(DSP_LIMITS_BECAME_OVERDUE, rules(RuleEvent::OVERDUE)),
         histograms(DSP_LIMITS_DELAY, delays),
     ];
     by_limit.chain(others).collect()

@@ -21,7 +21,7 @@ use self::{deferred::AGE_NANOS_MAX, slots::LOOKAHEAD_NANOS};
 use super::{
     clock::{MonotonicNanos, nanos},
     cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
-    counters::{CookieOutcome, LimitCounters, OverdueReason, QueueUsage},
+    counters::{CookieOutcome, LimitCounters, QueueUsage, RuleEvent},
 };
 use crate::log::{Deletion, append_batch::StagedCookie};
 
@@ -207,11 +207,11 @@ impl DspQueue {
     /// is rescheduled repeatedly.
     fn insert(&mut self, mut cookie: QueuedCookie, state: CookieState) {
         let rule = &self.config.rules[self.binding];
-        if let CookieState::Queued(_) = state {
-            self.counters.delayed(rule);
-        } else {
-            self.counters.refused(rule);
-        }
+        let event = match state {
+            CookieState::Queued(_) => RuleEvent::Delayed,
+            _ => RuleEvent::Refused,
+        };
+        self.counters.count_rule(rule, event);
         cookie.state = state;
         self.cookies.insert(cookie);
         self.enforce_size();
@@ -247,7 +247,7 @@ impl DspQueue {
         {
             let cookie = self.cookies.get(at);
             if now.since(cookie.entered) > max_age {
-                self.make_overdue(at, now, OverdueReason::Age);
+                self.make_overdue(at, now, RuleEvent::OverdueAge);
             } else if self.slots.front().is_some_and(|slot| *slot <= now) {
                 self.slots.pop_front();
                 let cookie = self.cookies.remove(at);

@@ -153,10 +153,7 @@ impl World {
     }
 
     fn release_due(&mut self) {
-        let mut released = Vec::new();
-        self.dsp_limits
-            .release_due(at(self.now), |cookie| released.push(cookie));
-        for queued in released {
+        for queued in self.dsp_limits.release_due(at(self.now)) {
             let cookie = queued.cookie();
             assert_eq!(queued.accepted.0, queued.accepted_at.0 / 1000);
             self.record(Release {

@@ -27,10 +27,6 @@ impl DspLimits {
         let known = self.queues.iter().enumerate();
         let known = known.map(|(index, named)| ((named.name.clone(), named.key), index));
         let known: HashMap<_, _> = known.collect();
-        let unknown = match rules.unknown {
-            Unknown::Limit(index) => Some(index),
-            Unknown::Refuse | Unknown::Unlimited => None,
-        };
         for (index, limit) in rules.limits.iter().enumerate() {
             if limit.global {
                 continue;
@@ -39,7 +35,7 @@ impl DspLimits {
                 let queue = self.configure_queue(rules, limit, key, &known, now);
                 self.by_dsp.insert(key, queue);
             }
-            if unknown == Some(index) {
+            if rules.unknown == Unknown::Limit(index) {
                 let queue = self.configure_queue(rules, limit, SHARED_KEY, &known, now);
                 self.unlisted = Some(queue);
             }
@@ -164,9 +160,8 @@ impl DspLimits {
         };
         self.limits.reschedule(&calls, now.0, planned);
         for (index, named) in self.queues.iter_mut().enumerate() {
-            named
-                .queue
-                .set_slots(slots.remove(&index).unwrap_or_default());
+            let slots = slots.remove(&index).unwrap_or_default();
+            named.queue.set_slots(slots);
         }
     }
 
@@ -188,10 +183,8 @@ impl DspLimits {
         if !self.queues.iter().any(is_closed) {
             return;
         }
-        let (closed, open) = std::mem::take(&mut self.queues)
-            .into_iter()
-            .partition(is_closed);
-        let closed: Vec<NamedQueue> = closed;
+        let queues = std::mem::take(&mut self.queues).into_iter();
+        let (closed, open): (Vec<_>, _) = queues.partition(is_closed);
         self.queues = open;
         for NamedQueue { name, queue, .. } in closed {
             if let Some(other) = self.queues.iter_mut().find(|it| it.name == name) {

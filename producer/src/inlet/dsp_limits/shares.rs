@@ -34,10 +34,7 @@ impl Shares {
         for limit in &rules.limits {
             for rule in &limit.rules {
                 let share = self.limit(&limit.name, rule.limit);
-                for is_observed in [false, true]
-                    .into_iter()
-                    .take(1 + usize::from(limit.global))
-                {
+                for &is_observed in &[false, true][..1 + usize::from(limit.global)] {
                     let name = (limit.name.clone(), rule.id.clone(), is_observed);
                     shares.push((name, share));
                 }

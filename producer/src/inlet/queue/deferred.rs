@@ -7,7 +7,7 @@ use super::{DspQueue, slots::LOOKAHEAD_NANOS};
 use crate::inlet::{
     clock::{MonotonicNanos, nanos},
     cookie_table::{CookieIndex, CookieState},
-    counters::{CookieOutcome, OverdueReason},
+    counters::{CookieOutcome, RuleEvent},
 };
 
 /// Maximum age of a released cookie in nanoseconds: the stream format cannot express a higher one.
@@ -81,7 +81,7 @@ impl DspQueue {
         let age = now.since(entered);
         let age = age.saturating_add(wait);
         if age > nanos(self.config.handling.shape.max_age) {
-            self.make_overdue(at, now, OverdueReason::Wait);
+            self.make_overdue(at, now, RuleEvent::OverdueWait);
         } else {
             let state = self.queue_or_defer(entered, now, active_queues);
             self.cookies.set_state(at, state);
@@ -123,14 +123,9 @@ impl DspQueue {
     }
 
     /// Makes a cookie overdue; parks it after `requeue.max` times.
-    pub(super) fn make_overdue(
-        &mut self,
-        at: CookieIndex,
-        now: MonotonicNanos,
-        reason: OverdueReason,
-    ) {
+    pub(super) fn make_overdue(&mut self, at: CookieIndex, now: MonotonicNanos, event: RuleEvent) {
         let rule = &self.config.rules[self.binding];
-        self.counters.add_overdue(reason, rule);
+        self.counters.count_rule(rule, event);
         let requeue = &self.config.handling.requeue;
         let requeues = self.cookies.get(at).requeues;
         if requeues >= requeue.requeues_max {

@@ -9,6 +9,7 @@ use super::DspQueue;
 use crate::inlet::{
     clock::{MonotonicNanos, nanos},
     cookie_table::CookieState,
+    counters::RuleEvent,
 };
 
 /// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
@@ -125,7 +126,8 @@ impl DspQueue {
             Decision::Now => {}
             Decision::At { limit, .. } | Decision::Refused { limit, .. } => {
                 self.set_binding(limit);
-                self.counters.refused(&self.config.rules[self.binding]);
+                let rule = &self.config.rules[self.binding];
+                self.counters.count_rule(rule, RuleEvent::Refused);
             }
         }
     }
