@@ -159,7 +159,7 @@ impl Log {
     /// An empty log that reports its progress to `progress`.
     pub fn with_progress(config: Config, progress: Option<Box<dyn Progress>>) -> Self {
         let head = Head {
-            next: Sequence(1),
+            next: Sequence::FIRST,
             beat: 0,
             closed: false,
         };
@@ -199,12 +199,6 @@ impl Log {
     /// `floor` nor before the oldest chunk.
     pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
         self.shared.ring().rewind(position, bytes, floor)
-    }
-
-    /// A reader from `position` on, which skips forward when its lag exceeds `queue_cookies_max`. This maximum applies from
-    /// sequence number `until` on, or once the lag is within it.
-    pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
-        Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
     }
 
     /// For each position, the age of the oldest sealed cookie from there on, or zero. All ages refer to the same moment.
@@ -304,8 +298,8 @@ impl Ring {
             },
             // No chunk was pushed yet; the newest is never evicted.
             _ => Span {
-                oldest: Sequence(1),
-                next: Sequence(1),
+                oldest: Sequence::FIRST,
+                next: Sequence::FIRST,
             },
         }
     }

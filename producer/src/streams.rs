@@ -8,7 +8,6 @@
 mod call;
 mod confirm;
 mod cookie_messages;
-mod get_cookies;
 pub mod in_flight;
 mod resume;
 mod session;

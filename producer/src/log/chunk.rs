@@ -14,23 +14,15 @@ pub(super) const OVERHEAD_BYTES: usize = 192;
 /// An immutable block of encoded cookies.
 #[derive(Debug)]
 pub struct Chunk {
-    header: ChunkHeader,
-    opened: Instant,
-    wire: Bytes,
-    allocated: usize,
+    pub(super) header: ChunkHeader,
+    pub(super) opened: Instant,
+    /// The message.
+    pub(super) wire: Bytes,
+    /// Bytes that the message occupies.
+    pub(super) allocated: usize,
 }
 
 impl Chunk {
-    /// A chunk with the message `wire`, which occupies `allocated` bytes.
-    pub(super) fn new(header: ChunkHeader, opened: Instant, wire: Bytes, allocated: usize) -> Self {
-        Self {
-            header,
-            opened,
-            wire,
-            allocated,
-        }
-    }
-
     /// Sequence number of the first cookie.
     pub fn first(&self) -> Sequence {
         self.header.first_sequence

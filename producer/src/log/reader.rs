@@ -8,7 +8,7 @@ use proto::units::Sequence;
 use tokio::sync::watch;
 
 pub use self::drop_oldest::GapReason;
-use super::{Chunk, Head, LogShared};
+use super::{Chunk, Head, Log, LogShared};
 
 /// A delivery to a reader. Each begins where the previous one ended.
 #[derive(Debug, Clone)]
@@ -56,26 +56,25 @@ pub struct Reader {
     beat: u64,
 }
 
-impl Reader {
-    pub(super) fn new(
-        shared: Arc<LogShared>,
-        position: Sequence,
-        queue_cookies_max: u64,
-        catching_up_until: Sequence,
-    ) -> Self {
-        let head = shared.head.subscribe();
+impl Log {
+    /// A reader from `position` on, which skips forward when its lag exceeds `queue_cookies_max`. This maximum applies from
+    /// sequence number `until` on, or once the lag is within it.
+    pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
+        let head = self.shared.head.subscribe();
         let beat = head.borrow().beat;
-        Self {
-            shared,
+        Reader {
+            shared: Arc::clone(&self.shared),
             head,
             position,
             queue_cookies_max,
-            catching_up_until,
+            catching_up_until: until,
             lag: 0,
             beat,
         }
     }
+}
 
+impl Reader {
     /// The first sequence number of the next delivery.
     pub fn position(&self) -> Sequence {
         self.position

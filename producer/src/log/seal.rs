@@ -60,17 +60,13 @@ impl Open {
         Self {
             buffer: empty_buffer(chunk_bytes),
             count: 0,
-            first_sequence: Sequence(1),
+            first_sequence: Sequence::FIRST,
             accepted: UnixMicros(0),
             opened: Instant::now(),
             closed: false,
             pending: Pending::default(),
             last_deletion: Sequence(0),
-            reserved: if progress.is_some() {
-                Sequence(0)
-            } else {
-                Sequence::MAX
-            },
+            reserved: progress.as_ref().map_or(Sequence::MAX, |_| Sequence(0)),
             progress,
             sealed: SealCounts::default(),
         }
@@ -155,7 +151,12 @@ impl Open {
         };
         self.first_sequence = self.first_sequence + u64::from(self.count);
         self.count = 0;
-        Some(Chunk::new(header, self.opened, wire, allocated))
+        Some(Chunk {
+            header,
+            opened: self.opened,
+            wire,
+            allocated,
+        })
     }
 }
 

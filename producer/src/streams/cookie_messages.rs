@@ -3,7 +3,7 @@
 //! A cache holds the messages of the newest requested chunks. A stream far behind the others encodes its messages itself.
 
 use std::{
-    collections::VecDeque,
+    collections::BTreeMap,
     sync::{Arc, OnceLock},
 };
 
@@ -22,13 +22,8 @@ pub(crate) const CACHED_CHUNKS_MAX: usize = 64;
 pub(super) struct CookieMessages {
     /// Whether the messages include deletions.
     deletions: bool,
-    cached: Mutex<VecDeque<CachedChunk>>,
-}
-
-#[derive(Debug)]
-struct CachedChunk {
-    first: Sequence,
-    messages: Arc<OnceLock<Bytes>>,
+    /// By the first sequence number of the chunk.
+    cached: Mutex<BTreeMap<Sequence, Arc<OnceLock<Bytes>>>>,
 }
 
 impl CookieMessages {
@@ -60,26 +55,14 @@ impl CookieMessages {
     /// The cache entry of a chunk; `None` if the chunk is older than a full cache.
     fn entry(&self, first: Sequence) -> Option<Arc<OnceLock<Bytes>>> {
         let mut cached = self.cached.lock();
-        let at = cached.partition_point(|cached| cached.first < first);
-        if let Some(found) = cached.get(at).filter(|cached| cached.first == first) {
-            return Some(Arc::clone(&found.messages));
-        }
-        if cached.len() == CACHED_CHUNKS_MAX {
-            if at == 0 {
+        if cached.len() == CACHED_CHUNKS_MAX && !cached.contains_key(&first) {
+            let oldest = cached.first_entry()?;
+            if first < *oldest.key() {
                 return None;
             }
-            cached.pop_front();
+            oldest.remove();
         }
-        let at = cached.partition_point(|cached| cached.first < first);
-        let messages = Arc::default();
-        cached.insert(
-            at,
-            CachedChunk {
-                first,
-                messages: Arc::clone(&messages),
-            },
-        );
-        Some(messages)
+        Some(Arc::clone(cached.entry(first).or_default()))
     }
 }
 
@@ -99,8 +82,6 @@ mod tests {
         }
         assert!(messages.entry(Sequence(5)).is_none());
         assert!(messages.entry(Sequence(newest + 10)).is_some());
-        let cached = messages.cached.lock();
-        assert_eq!(cached.len(), CACHED_CHUNKS_MAX);
-        assert!(cached.iter().is_sorted_by_key(|cached| cached.first));
+        assert_eq!(messages.cached.lock().len(), CACHED_CHUNKS_MAX);
     }
 }

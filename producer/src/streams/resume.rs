@@ -54,7 +54,7 @@ pub(super) fn by_name(
 fn at_cursor(cursor: &Cursor, epoch: Epoch, span: Span) -> Result<StreamStart, CallError> {
     if cursor.epoch != epoch.0 {
         return Ok(start_at(
-            Sequence(1),
+            Sequence::FIRST,
             ResumeOutcome::NewEpoch,
             Sequence::MAX,
         ));

@@ -257,14 +257,13 @@ impl Subscribers {
     /// Whether each node, by name, has carried out the deletions with these numbers, and the number of nodes that were evicted.
     pub fn confirmed(&self, first: Sequence, last: Sequence) -> (BTreeMap<String, Confirmed>, u64) {
         let table = self.table();
-        let nodes = table
-            .by_name
-            .iter()
-            .filter(|((call, _), _)| *call == Call::Subscribe);
-        let nodes = nodes
-            .map(|((_, name), subscriber)| (&**name, subscriber.state.lock().account.received()));
+        let mut nodes = Vec::new();
+        for ((call, name), subscriber) in &table.by_name {
+            if *call == Call::Subscribe {
+                nodes.push((&**name, subscriber.state.lock().account.received()));
+            }
+        }
         // A subscriber is never locked after the confirmations.
-        let nodes: Vec<_> = nodes.collect();
         let confirmations = self.confirmations();
         let states = confirmations.states(nodes.into_iter(), first, last);
         (states, confirmations.evicted)

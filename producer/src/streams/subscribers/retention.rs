@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Call, CallError, StreamState, SubscriberTable, Subscribers};
+use super::{Call, CallError, StreamState, Subscriber, SubscriberTable, Subscribers};
 
 impl Subscribers {
     /// Changes the limits of new subscribers. No stream is ended.
@@ -24,11 +24,10 @@ impl Subscribers {
 
 impl SubscriberTable {
     pub(super) fn remove_expired(&mut self, now: Instant) {
-        self.by_name
-            .retain(|_, subscriber| match subscriber.state.lock().stream {
-                StreamState::Streaming { .. } => true,
-                StreamState::Ended { since } => now - since < self.retention,
-            });
+        self.by_name.retain(|_, subscriber| {
+            let ended = subscriber.ended();
+            ended.is_none_or(|since| now - since < self.retention)
+        });
     }
 
     /// Ensures capacity for one more subscriber: if necessary, evicts the one that disconnected first.
@@ -42,14 +41,21 @@ impl SubscriberTable {
         let first_ended = self
             .by_name
             .iter()
-            .filter_map(|(key, subscriber)| match subscriber.state.lock().stream {
-                StreamState::Streaming { .. } => None,
-                StreamState::Ended { since } => Some((since, key)),
-            })
+            .filter_map(|(key, subscriber)| Some((subscriber.ended()?, key)))
             .min_by_key(|&(since, _)| since)
             .map(|(_, key)| key.clone());
         let first_ended = first_ended.ok_or(CallError::TooManySubscribers)?;
         self.by_name.remove(&first_ended);
         Ok(())
+    }
+}
+
+impl Subscriber {
+    /// When its latest stream ended; `None` while it streams.
+    fn ended(&self) -> Option<Instant> {
+        match self.state.lock().stream {
+            StreamState::Streaming { .. } => None,
+            StreamState::Ended { since } => Some(since),
+        }
     }
 }
