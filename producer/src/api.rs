@@ -54,7 +54,7 @@ use self::{
     tokens::Client,
 };
 use crate::{
-    config::ApiLimits, dsps::Dsps, inlet::Inlet, rate_limits::RateLimits,
+    config::ApiLimits, dsps::Dsps, inlet::Inlet, metrics::counters, rate_limits::RateLimits,
     streams::subscribers::Subscribers,
 };
 
@@ -131,14 +131,7 @@ impl Api {
         tokens: Option<Arc<Reloader<tokens::File>>>,
         registry: &Registry,
     ) -> anyhow::Result<Self> {
-        let requests: IntCounterVec = registry.add(producer::API_REQUESTS)?;
-        let rows: IntCounterVec = registry.add(producer::API_ROWS)?;
-        for outcome in ROW_OUTCOMES {
-            rows.with_label_values(&[outcome]);
-        }
-        for kind in KINDS {
-            requests.with_label_values(&[kind.status.as_str()]);
-        }
+        let statuses = KINDS.iter().map(|kind| kind.status.as_str());
         let rates = [parts.limits.api_requests_per_second, parts.rows_per_second];
         // A burst is the number allowed in one second.
         let rates = rates.map(|rate| (format!("{rate}/s"), rate as u64));
@@ -149,8 +142,8 @@ impl Api {
                 at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
                 parts,
                 tokens,
-                requests,
-                rows,
+                requests: counters(registry, producer::API_REQUESTS, statuses)?,
+                rows: counters(registry, producer::API_ROWS, ROW_OUTCOMES)?,
             }),
         })
     }

@@ -121,11 +121,21 @@ impl App {
     ) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
         let (app, parts) = Self::build(&config, addresses).await?;
-        app.start_inlet_and_log(timers);
+        let (stage, inlet) = (&app.inlet_stage, &app.inlet);
+        stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
+        stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
+        app.streams.tasks.spawn(timers(app.log.clone()));
         if let Some(port) = ports.api {
             app.start_api(port, &parts, &config)?;
         }
-        let http = app.start_edge(ports.http, parts.edge, &parts.access, &config)?;
+        let http = app.edge.tasks.spawn(parts.edge.serve(
+            ports.http,
+            config.network.proxies(),
+            parts.access.http_tls.clone(),
+            app.runtime_config.http.subscribe(),
+            app.services.connections("http")?,
+            app.edge.clone(),
+        ));
         let grpc = app.start_streams(ports.grpc, parts.server, parts.access)?;
         let exposure = config.security.exposure(addresses.grpc);
         if let Some(exposure) = exposure {
@@ -136,7 +146,7 @@ impl App {
             http: AcceptTask {
                 address: addresses.http,
                 exposure: None,
-                task: http,
+                task: http.abort_handle(),
             },
             grpc: AcceptTask {
                 address: addresses.grpc,
@@ -228,16 +238,6 @@ impl App {
         Ok((app, parts))
     }
 
-    fn start_inlet_and_log<T: Future<Output = ()> + Send + 'static>(
-        &self,
-        timers: impl FnOnce(Log) -> T,
-    ) {
-        let (stage, inlet) = (&self.inlet_stage, &self.inlet);
-        stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
-        stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
-        self.streams.tasks.spawn(timers(self.log.clone()));
-    }
-
     fn start_api(
         &self,
         listener: impl Listener,
@@ -261,24 +261,6 @@ impl App {
         let serving = api.serve(listener, tls, limits, metrics, self.api.clone());
         self.api.tasks.spawn(serving);
         Ok(())
-    }
-
-    fn start_edge(
-        &self,
-        listener: impl Listener,
-        edge: Edge,
-        access: &AccessControl,
-        config: &Config,
-    ) -> anyhow::Result<AbortHandle> {
-        let serving = edge.serve(
-            listener,
-            config.network.proxies(),
-            access.http_tls.clone(),
-            self.runtime_config.http.subscribe(),
-            self.services.connections("http")?,
-            self.edge.clone(),
-        );
-        Ok(self.edge.tasks.spawn(serving).abort_handle())
     }
 
     fn start_streams(

@@ -328,15 +328,12 @@ impl Dsps {
         let sums = self.sums();
         let counts = |range: Range<usize>| {
             sums.iter().flat_map(move |(dsp, outcomes)| {
-                let outcomes = outcomes
-                    .iter()
-                    .enumerate()
-                    .take(range.end)
-                    .skip(range.start);
-                let counted = outcomes.filter(move |&(outcome, &count)| {
-                    count > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
+                let counted = range.clone().filter(move |&outcome| {
+                    outcomes[outcome] > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
                 });
-                counted.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
+                let sample =
+                    |outcome| ([&**dsp, outcome_label(outcome)], as_f64(outcomes[outcome]));
+                counted.map(sample)
             })
         };
         let table = Arc::clone(&self.shared.table.lock());

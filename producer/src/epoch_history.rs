@@ -248,17 +248,8 @@ fn epoch_at(now: u64, random: u64) -> Epoch {
 
 /// File name of the record of a producer: readable, and unique per id.
 fn record_name(id: &str) -> String {
-    let readable: String = id
-        .chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() || c == '-' {
-                c
-            } else {
-                '_'
-            }
-        })
-        .take(NAME_BYTES_MAX)
-        .collect();
+    let readable = id.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
+    let readable: String = readable.chars().take(NAME_BYTES_MAX).collect();
     format!("cookiesync-producer-{readable}-{:016x}", fnv(id.as_bytes()))
 }
 

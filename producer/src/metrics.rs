@@ -9,14 +9,27 @@
 mod log;
 mod subscribers;
 
-use metric_defs::producer;
-use prometheus::IntGauge;
+use metric_defs::{MetricDef, producer};
+use prometheus::{IntCounterVec, IntGauge};
 use runtime::metrics::{Registry, as_f64, value};
 
 use crate::{
     log::Log,
     streams::subscribers::{Confirmed, Subscribers},
 };
+
+/// Registers a counter with one label, whose samples begin at 0 for these values.
+pub(crate) fn counters<'a>(
+    registry: &Registry,
+    metric: MetricDef,
+    values: impl IntoIterator<Item = &'a str>,
+) -> prometheus::Result<IntCounterVec> {
+    let counters: IntCounterVec = registry.add(metric)?;
+    for value in values {
+        counters.with_label_values(&[value]);
+    }
+    Ok(counters)
+}
 
 /// Registers the metrics of the log, the subscribers and the process. `queue_cookies_max` is the maximum lag of a subscriber.
 ///

@@ -6,7 +6,7 @@ use anyhow::bail;
 use tokio::time::Instant;
 
 use super::App;
-use crate::{config::Shutdown, server};
+use crate::server;
 
 /// Maximum time to wait for HTTP clients. A client that sends half a request or does not read its responses must not use
 /// up the time for the subscribers.
@@ -27,11 +27,9 @@ impl App {
     pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
         server::set_not_serving(&self.health).await;
-        let Shutdown {
-            drain_delay: delay,
-            drain_timeout: timeout,
-        } = *self.runtime_config.shutdown.borrow();
-        tokio::time::sleep(delay).await;
+        let shutdown = *self.runtime_config.shutdown.borrow();
+        tokio::time::sleep(shutdown.drain_delay).await;
+        let timeout = shutdown.drain_timeout;
         let end = Instant::now() + timeout;
         let edge_grace = EDGE_GRACE.min(timeout / 4);
         let edge_end = Instant::now() + edge_grace;

@@ -113,7 +113,7 @@ pub struct Network {
     pub admin: SocketAddr,
 
     /// Producer ID, which must be unique among all producers and stay the same across restarts [default: HOSTNAME:GRPC_PORT]
-    #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
+    #[arg(long, value_name = "NAME", default_value = "", value_parser = optional(|text| Ok(name(text)?)))]
     pub id: std::option::Option<String>,
 
     /// Directory for the epoch history (a record of earlier runs)
@@ -359,16 +359,13 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    match ids::check_name(text) {
-        Ok(()) => Ok(Some(text.to_owned())),
-        Err(_) => Err(
-            "must have at most 256 bytes of printable characters, without a space at either end",
-        ),
-    }
+fn name(text: &str) -> Result<String, String> {
+    let error =
+        "must have at most 256 bytes of printable characters, without a space at either end";
+    let checked = ids::check_name(text);
+    checked
+        .map(|()| text.to_owned())
+        .map_err(|_| error.to_owned())
 }
 
 fn domain(text: &str) -> Result<String, String> {

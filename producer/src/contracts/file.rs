@@ -382,36 +382,19 @@ impl Reader {
 
     /// A contract with the values of a table, and those of `defaults` for missing keys. Reports invalid values.
     fn apply(&mut self, path: &str, table: ContractTable, defaults: &Contract) -> Contract {
-        let ContractTable {
-            name,
-            names,
-            state,
-            vendor,
-            refuse_when,
-            uid_bytes_max,
-            uid_pattern,
-            uid_macro,
-            refuse,
-            ttl,
-            answer,
-            redirect,
-            origins,
-            refused,
-            limit: _,
-        } = table;
         let mut checked = |key: &str, result: Result<(), String>| {
             if let Err(error) = result {
                 self.tables.error(&format!("{path}.{key}"), error);
             }
         };
         let mut contract = defaults.clone();
-        contract.state = state.unwrap_or(contract.state);
-        contract.vendor = vendor;
-        contract.refuse_when = refuse_when.unwrap_or(contract.refuse_when);
-        contract.refuse = refuse.unwrap_or(contract.refuse);
-        contract.answer = answer.unwrap_or(contract.answer);
-        contract.refused = refused.unwrap_or(contract.refused);
-        let names = names.unwrap_or_default();
+        contract.state = table.state.unwrap_or(contract.state);
+        contract.vendor = table.vendor;
+        contract.refuse_when = table.refuse_when.unwrap_or(contract.refuse_when);
+        contract.refuse = table.refuse.unwrap_or(contract.refuse);
+        contract.answer = table.answer.unwrap_or(contract.answer);
+        contract.refused = table.refused.unwrap_or(contract.refused);
+        let (name, names) = (table.name, table.names.unwrap_or_default());
         let error = format!("too many names: the maximum is {NAMES_MAX}");
         checked("names", check(names.len() <= NAMES_MAX, error));
         for (key, names) in [("name", name.as_slice()), ("names", &names)] {
@@ -423,28 +406,28 @@ impl Reader {
         let names: Arc<[String]> = name.iter().cloned().chain(names).collect();
         contract.name = names.first().cloned().unwrap_or_default();
         contract.names = names;
-        if let Some(max) = uid_bytes_max {
+        if let Some(max) = table.uid_bytes_max {
             let is_valid = (1..=BUYER_UID_BYTES_MAX).contains(&max);
             let error = format!("out of range: use 1 to {BUYER_UID_BYTES_MAX}");
             checked("uid_bytes_max", check(is_valid, error));
             contract.uid_bytes_max = max;
         }
-        if let Some(pattern) = uid_pattern {
+        if let Some(pattern) = table.uid_pattern {
             let pattern = compiled(&pattern).map(|pattern| contract.uid_pattern = Some(pattern));
             checked("uid_pattern", pattern);
         }
-        if let Some(macros) = uid_macro {
+        if let Some(macros) = table.uid_macro {
             let is_valid = !macros.iter().any(String::is_empty);
             let error = "contains an empty string: remove it (an empty uid is always rejected)";
             checked("uid_macro", check(is_valid, error));
             contract.uid_macro = macros.into();
         }
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = table.ttl {
             let ttl = settings::time(TTL_MIN..=TIME_MAX)(&ttl);
             let ttl = ttl.map(|ttl| contract.ttl = Some(ttl));
             checked("ttl", ttl.map_err(|error| error.to_string()));
         }
-        if let Some(url) = redirect {
+        if let Some(url) = table.redirect {
             let template = Template::parse(&url);
             let hosts = self.redirect_hosts.as_deref();
             let listed = template.and_then(|template| match hosts {
@@ -457,7 +440,7 @@ impl Reader {
             let redirect = listed.map(|template| contract.redirect = Some(template.into()));
             checked("redirect", redirect);
         }
-        if let Some(origins) = origins {
+        if let Some(origins) = table.origins {
             for origin in &origins {
                 checked("origins", origin::check(origin));
             }

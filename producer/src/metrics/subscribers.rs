@@ -77,17 +77,16 @@ pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -
     let lost = each().flat_map(|Sample { subscriber, .. }| {
         let [name, call] = labels(subscriber);
         [
-            ([name, call, "lag_limit"], subscriber.totals.lost_lag_limit),
-            ([name, call, "evicted"], subscriber.totals.lost_evicted),
+            ("lag_limit", subscriber.totals.lost_lag_limit),
+            ("evicted", subscriber.totals.lost_evicted),
         ]
+        .map(|(reason, count)| ([name, call, reason], as_f64(count)))
     });
     let resumed = each().flat_map(|Sample { subscriber, .. }| {
         let [name, call] = labels(subscriber);
         let by_outcome = RESUMES.into_iter().zip(subscriber.resumes);
-        by_outcome.map(move |((_, label), count)| ([name, call, label], count))
+        by_outcome.map(move |((_, label), count)| ([name, call, label], as_f64(count)))
     });
-    let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
-    let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
     let without_series = as_f64((subscribers.len() - each().count()) as u64);
     let is_without_age = |subscriber: &&Snapshot| subscriber.connected && !subscriber.supports_age;
     let without_age = as_f64(subscribers.iter().filter(is_without_age).count() as u64);

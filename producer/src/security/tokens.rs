@@ -18,7 +18,7 @@ use runtime::{
     token::{self, TokenError},
 };
 
-use crate::interval_limit::IntervalLimit;
+use crate::{interval_limit::IntervalLimit, metrics::counters};
 
 /// The call that needs no token.
 pub(crate) const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -50,13 +50,10 @@ impl TokenCheck {
         tokens: Arc<Reloader<token::File>>,
         registry: &Registry,
     ) -> prometheus::Result<Self> {
-        let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
-        for error in [TokenError::Missing, TokenError::Invalid] {
-            refusals.with_label_values(&[label(error)]);
-        }
+        let labels = [TokenError::Missing, TokenError::Invalid].map(label);
         Ok(Self {
             tokens,
-            refusals,
+            refusals: counters(registry, producer::TOKEN_REFUSALS, labels)?,
             log_limit: IntervalLimit::new(1, LOG_INTERVAL),
         })
     }

@@ -28,6 +28,7 @@ use tonic::Status;
 
 use crate::{
     interval_limit::IntervalLimit,
+    metrics::counters,
     security::tokens::{HEALTH_CHECK, TokenCheck},
 };
 
@@ -82,16 +83,13 @@ impl CallLimits {
     /// # Errors
     /// When the metric is registered already.
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
-        for reason in ["calls", "bytes", "health_checks"] {
-            refused.with_label_values(&[reason]);
-        }
+        let reasons = ["calls", "bytes", "health_checks"];
         Ok(Self {
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
             health_checks: Arc::new(Semaphore::new(HEALTH_CHECKS_MAX)),
             addresses: Addresses::default(),
             requests: Arc::new(Semaphore::new(REQUESTS_BYTES_MAX)),
-            refused,
+            refused: counters(registry, producer::CALLS_REFUSED, reasons)?,
         })
     }
 

@@ -5,6 +5,8 @@ use prometheus::IntCounterVec;
 use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
+use crate::metrics::counters;
+
 /// Status codes of rejected streaming calls, with their label values.
 const CODES: [(Code, &str); 5] = [
     (Code::InvalidArgument, "invalid_argument"),
@@ -24,11 +26,8 @@ impl Refusals {
     /// # Errors
     /// When a metric of that name is registered already.
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let refused: IntCounterVec = registry.add(producer::STREAMS_REFUSED)?;
-        for label in CODES.iter().map(|(_, label)| *label).chain(["other"]) {
-            refused.with_label_values(&[label]);
-        }
-        Ok(Self(refused))
+        let labels = CODES.map(|(_, label)| label).into_iter().chain(["other"]);
+        counters(registry, producer::STREAMS_REFUSED, labels).map(Self)
     }
 
     /// Counts a rejected call.

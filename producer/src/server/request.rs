@@ -53,6 +53,7 @@ fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
 
 async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
     let mut bytes = Vec::new();
+    let invalid = |message: &str| Err(Status::invalid_argument(message));
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         // Trailers are ignored.
         let Ok(data) = frame?.into_data() else {
@@ -60,18 +61,14 @@ async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
         };
         bytes.extend_from_slice(&data);
         if bytes.len() > message_end(&bytes)? {
-            return Err(Status::invalid_argument(
-                "the request has more than one message",
-            ));
+            return invalid("the request has more than one message");
         }
     }
     if bytes.is_empty() {
-        return Err(Status::invalid_argument("the request has no message"));
+        return invalid("the request has no message");
     }
     if bytes.len() < message_end(&bytes)? {
-        return Err(Status::invalid_argument(
-            "the request message is incomplete",
-        ));
+        return invalid("the request message is incomplete");
     }
     bytes.drain(..PREFIX_BYTES);
     Ok(bytes)
