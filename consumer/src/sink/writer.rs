@@ -1,19 +1,11 @@
-//! Writes and commits batches, and repeats failed attempts.
-//!
-//! A state machine with three [states](WriterState):
-//!
-//! ```text
-//! Idle ──a batch──▶ Writing ──written──▶ Committing ──durable──▶ Idle
-//!                      ▲                     │
-//!                      └─────────────────────┘ durable, and the next batch is there
-//! ```
+//! Writes and commits batches, one after another, and repeats failed attempts.
 //!
 //! While a batch is committed, the writer makes one attempt to write the next batch. It uses the result only if the commit
 //! succeeds: dead letters are written, and the suppression table is updated, only when all previous batches are durable.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -48,25 +40,8 @@ pub(crate) struct Writer {
     pub(super) retry_queue: RetryQueue,
 }
 
-/// State of the writer.
-enum WriterState {
-    /// No batch.
-    Idle,
-    /// `next` is being written; no batch is being committed.
-    Writing { next: NextBatch, attempt: Attempt },
-    /// `previous` is being committed while `next` is written, if there is one.
-    Committing {
-        previous: UncommittedBatch,
-        commit: Commit,
-        next: Option<NextBatch>,
-    },
-}
-
 /// Result of the first write attempt; `None` if there was no attempt or its result cannot be used.
 type Attempt = Option<Result<WriteOutcome, StoreError>>;
-
-/// A commit in progress.
-type Commit = BoxFuture<'static, Result<(), StoreError>>;
 
 /// A batch received from the collector.
 struct NextBatch {
@@ -106,36 +81,14 @@ impl Writer {
     /// # Errors
     /// When the store failed permanently, or `stop` is cancelled.
     pub(super) async fn run(mut self, mut batches: BatchReceiver) -> Result<(), Failure> {
-        let mut state = WriterState::Idle;
-        loop {
-            state = match state {
-                WriterState::Idle => match self.wait_for(&mut batches).await? {
-                    Some(next) => WriterState::Writing {
-                        next,
-                        attempt: None,
-                    },
-                    None => return Ok(()),
-                },
-                WriterState::Writing { next, attempt } => {
-                    let previous = self.write(next, attempt).await?;
-                    WriterState::Committing {
-                        commit: self.commit(&previous),
-                        previous,
-                        next: None,
-                    }
-                }
-                WriterState::Committing {
-                    previous,
-                    commit,
-                    next: None,
-                } => self.finish_commit(previous, commit, &mut batches).await?,
-                WriterState::Committing {
-                    previous,
-                    commit,
-                    next: Some(next),
-                } => self.commit_and_write(previous, commit, next).await?,
-            };
+        while let Some(next) = self.wait_for(&mut batches).await? {
+            let mut next = Some((next, None));
+            while let Some((batch, attempt)) = next {
+                let written = self.write(batch, attempt).await?;
+                next = self.commit(written, &mut batches).await?;
+            }
         }
+        Ok(())
     }
 
     fn receive(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
@@ -151,7 +104,7 @@ impl Writer {
         }
     }
 
-    /// From [`WriterState::Idle`]: waits for the next batch and pings the store. `None` at the end.
+    /// Waits for the next batch and pings the store. `None` at the end.
     async fn wait_for(
         &mut self,
         batches: &mut BatchReceiver,
@@ -168,7 +121,7 @@ impl Writer {
         }
     }
 
-    /// From [`WriterState::Writing`]: writes a batch, unless an attempt has done so already.
+    /// Writes a batch, unless an attempt has done so already.
     async fn write(
         &mut self,
         next: NextBatch,
@@ -196,49 +149,29 @@ impl Writer {
         })
     }
 
-    fn commit(&self, previous: &UncommittedBatch) -> Commit {
-        let (cookies, batch) = (Arc::clone(&self.cookies), Arc::clone(&previous.batch));
-        let receipt = previous.written.receipt;
-        async move { cookies.commit(&batch, receipt).await }.boxed()
-    }
-
-    /// From [`WriterState::Committing`] without a next batch: waits for the commit or the next batch.
-    async fn finish_commit(
+    /// Commits a batch. If the next one arrives before the end, also makes one attempt to write it, and returns it.
+    async fn commit(
         &mut self,
         previous: UncommittedBatch,
-        mut commit: Commit,
         batches: &mut BatchReceiver,
-    ) -> Result<WriterState, Failure> {
-        tokio::select! {
+    ) -> Result<Option<(NextBatch, Attempt)>, Failure> {
+        let (cookies, batch) = (Arc::clone(&self.cookies), Arc::clone(&previous.batch));
+        let receipt = previous.written.receipt;
+        let mut commit = async move { cookies.commit(&batch, receipt).await }.boxed();
+        let next = tokio::select! {
             biased;
             committed = self.caller.unless_stopped(&mut commit) => {
                 self.committed(previous, committed?).await?;
-                Ok(WriterState::Idle)
+                return Ok(None);
             }
-            Some(next) = batches.recv() => Ok(WriterState::Committing {
-                previous,
-                commit,
-                next: Some(self.receive(next)),
-            }),
-        }
-    }
-
-    /// From [`WriterState::Committing`] with a next batch: waits for the commit and one attempt to write that batch.
-    async fn commit_and_write(
-        &mut self,
-        previous: UncommittedBatch,
-        commit: Commit,
-        next: NextBatch,
-    ) -> Result<WriterState, Failure> {
+            Some(next) = batches.recv() => self.receive(next),
+        };
         let write = self.cookies.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
         let (committed, attempt) = self.caller.unless_stopped(both).await?;
         // After a failed commit, the server may have lost the writes since the last commit.
         let is_durable = self.committed(previous, committed).await?;
-        Ok(WriterState::Writing {
-            next,
-            attempt: is_durable.then_some(attempt),
-        })
+        Ok(Some((next, is_durable.then_some(attempt))))
     }
 
     /// Makes a batch durable, even if its commit failed, and counts it. Returns whether the commit succeeded.
