@@ -90,7 +90,8 @@ impl Kind {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
         let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
         let command = bson.begin();
-        bson.string(self.name(), COOKIES.as_bytes());
+        let (name, items) = self.fields();
+        bson.string(name, COOKIES.as_bytes());
         if self == Self::Find {
             find(&mut bson, cookies);
         } else {
@@ -98,14 +99,7 @@ impl Kind {
             if let Some(id) = collection {
                 bson.uuid("collectionUUID", id);
             }
-            let items = bson.begin_field(
-                ARRAY,
-                if self == Self::Insert {
-                    "documents"
-                } else {
-                    "updates"
-                },
-            );
+            let items = bson.begin_field(ARRAY, items);
             match self {
                 Self::Insert => cookies
                     .enumerate()
@@ -124,11 +118,12 @@ impl Kind {
         bson.finish(command)
     }
 
-    fn name(self) -> &'static str {
+    /// The names of the command and of its array.
+    fn fields(self) -> (&'static str, &'static str) {
         match self {
-            Self::Insert => "insert",
-            Self::Find => "find",
-            Self::Replace | Self::Upsert => "update",
+            Self::Insert => ("insert", "documents"),
+            Self::Find => ("find", ""),
+            Self::Replace | Self::Upsert => ("update", "updates"),
         }
     }
 }

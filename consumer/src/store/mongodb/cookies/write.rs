@@ -120,14 +120,14 @@ impl CollectionWrite {
             let to_find = if finds_first {
                 new
             } else {
-                self.insert(new).await?
+                self.write_each(Kind::Insert, new).await?
             };
             let searched = to_find.len();
             let (found, missing) = self.find(to_find).await?;
             let existing = searched - missing.len();
             self.strategy.lock().observe(count, existing);
             to_replace.extend(found);
-            rest = self.insert(missing).await?;
+            rest = self.write_each(Kind::Insert, missing).await?;
         }
         rest.extend(self.replace(to_replace).await?);
         self.upsert(rest).await?;
@@ -151,19 +151,20 @@ impl CollectionWrite {
         Ok(())
     }
 
-    /// Inserts cookies; returns those of existing users.
-    async fn insert(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
-        let mut existing = Vec::new();
+    /// Writes cookies independently; returns those with a duplicate `_id`: of an insert, those of existing users; of an upsert,
+    /// those for which the stored one is not older, or was inserted concurrently.
+    async fn write_each(&mut self, kind: Kind, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
+        let mut duplicates = Vec::new();
         while !cookies.is_empty() {
-            let (now, reply) = self.run(Kind::Insert, &mut cookies).await?;
+            let (now, reply) = self.run(kind, &mut cookies).await?;
             for error in write_errors(&reply)? {
                 match now.get(error.index) {
-                    Some(index) if error.is_duplicate_id => existing.push(*index),
+                    Some(index) if error.is_duplicate_id => duplicates.push(*index),
                     index => self.reject(&error, index)?,
                 }
             }
         }
-        Ok(existing)
+        Ok(duplicates)
     }
 
     /// Finds the users of cookies; returns the cookies that replace the stored ones, and those of missing users.
@@ -209,25 +210,10 @@ impl CollectionWrite {
     async fn upsert(&mut self, cookies: Vec<u32>) -> Result<(), Failure> {
         // An upsert of a new pair may fail because of a concurrent command, which the server executes late, after its
         // timeout. The second attempt finds the document, so its failure means that the stored cookie is not older.
-        let conflicts = self.upsert_once(cookies).await?;
-        let stale = self.upsert_once(conflicts).await?;
+        let conflicts = self.write_each(Kind::Upsert, cookies).await?;
+        let stale = self.write_each(Kind::Upsert, conflicts).await?;
         self.done.stale.extend(stale);
         Ok(())
-    }
-
-    /// Returns cookies for which the stored one is not older, or was inserted concurrently.
-    async fn upsert_once(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
-        let mut conflicts = Vec::new();
-        while !cookies.is_empty() {
-            let (now, reply) = self.run(Kind::Upsert, &mut cookies).await?;
-            for error in write_errors(&reply)? {
-                match now.get(error.index) {
-                    Some(index) if error.is_duplicate_id => conflicts.push(*index),
-                    index => self.reject(&error, index)?,
-                }
-            }
-        }
-        Ok(conflicts)
     }
 
     /// Adds a cookie that the server rejected. Any other error fails the write.
