@@ -32,7 +32,6 @@ mod connection;
 mod cookies;
 mod databases;
 mod documents;
-mod duplicate_key;
 mod error_class;
 mod error_text;
 mod lookup;

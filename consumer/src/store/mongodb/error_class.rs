@@ -3,14 +3,17 @@
 //! - A [`Failure::Server`] concerns all DSPs: the batch is written again when the store is available.
 //! - A [`Failure::Dsp`] concerns one database: its cookies go to the retry queue.
 //! - A [final](WriteError::is_final) [`WriteError`] concerns one document: its cookie becomes a dead letter. A
-//!   [duplicate `_id`](WriteError::is_duplicate_id) is not a loss: see `duplicate_key.rs`.
+//!   [duplicate `_id`](WriteError::is_duplicate_id) is not a loss: after a failed insert, `write.rs` reads the stored cookie, and
+//!   replaces it if it is older. After a failed upsert, the stored cookie is newer, and the cookie of the batch is stale.
+//!   `insert_strategy.rs` avoids the error if existing users are frequent. A duplicate in a unique index that the operator
+//!   created is final.
 
 use mongodb::{
     bson::{Bson, Document},
     error::{Error, ErrorKind},
 };
 
-use super::{duplicate_key, error_text};
+use super::error_text;
 use crate::store::StoreError;
 
 /// Error codes of the whole server: unreachable, authentication, not a primary, starting, stepping down or shutting down, disk
@@ -28,6 +31,9 @@ const SERVER_CODES: [i32; 22] = [
 const REJECTED_CODES: [i32; 18] = [
     2, 9, 14, 15, 28, 52, 53, 56, 57, 61, 66, 121, 171, 10_003, 10_334, 16_755, 17_280, 17_282,
 ];
+
+/// A document with the same value of a unique index exists.
+const DUPLICATE_KEY: i32 = 11_000;
 
 /// The collection of a command does not exist, or is a different one.
 const COLLECTION_UUID_MISMATCH: i32 = 361;
@@ -118,7 +124,7 @@ impl WriteError {
 
     /// Whether the error concerns the document and would occur again.
     pub(super) fn is_final(&self) -> bool {
-        self.code == duplicate_key::CODE || REJECTED_CODES.contains(&self.code)
+        self.code == DUPLICATE_KEY || REJECTED_CODES.contains(&self.code)
     }
 }
 
@@ -146,8 +152,39 @@ pub(super) fn write_errors(
                 .and_then(|at| usize::try_from(at).ok())
                 .unwrap_or(usize::MAX),
             code,
-            is_duplicate_id: duplicate_key::is_of_id(code, error),
+            is_duplicate_id: is_duplicate_id(code, error),
             message: error.get_str("errmsg").unwrap_or_default().to_owned(),
         }
     }))
+}
+
+/// Whether a write error means that a document with this `_id` exists.
+fn is_duplicate_id(code: i32, error: &Document) -> bool {
+    // If a reply has too many errors, the server omits their details.
+    let index = error.get_document("keyPattern");
+    code == DUPLICATE_KEY && index.map_or(true, |index| index.keys().eq(["_id"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn only_a_duplicate_id_means_an_existing_user() {
+        for (code, error, is_existing_user) in [
+            (DUPLICATE_KEY, doc! { "keyPattern": { "_id": 1 } }, true),
+            (DUPLICATE_KEY, doc! {}, true),
+            (DUPLICATE_KEY, doc! { "keyPattern": { "b": 1 } }, false),
+            (
+                DUPLICATE_KEY,
+                doc! { "keyPattern": { "_id": 1, "b": 1 } },
+                false,
+            ),
+            (121, doc! {}, false),
+        ] {
+            assert_eq!(is_duplicate_id(code, &error), is_existing_user, "{error}");
+        }
+    }
 }
