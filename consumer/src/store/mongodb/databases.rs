@@ -102,6 +102,23 @@ impl MongodbStore {
         Ok(!run(names).await?.is_empty())
     }
 
+    /// The databases with a collection of cookies. Failures of single DSPs are stored in `failed`.
+    pub(super) async fn with_cookies(
+        &self,
+        connection: &Connection,
+        failed: &mut Option<StoreError>,
+    ) -> Result<Vec<(DspId, Database)>, StoreError> {
+        let mut found = Vec::new();
+        for dsp_id in self.list(connection, Duration::ZERO).await? {
+            let database = self.database(connection, dsp_id);
+            let has_cookies = self.has_cookies(&database).await;
+            if self.isolate(has_cookies, failed).await? == Some(true) {
+                found.push((dsp_id, database));
+            }
+        }
+        Ok(found)
+    }
+
     /// Creates the collection of a DSP, and so its database.
     pub(super) async fn create_slot(
         &self,
@@ -131,6 +148,19 @@ impl MongodbStore {
         let collection = self.own_collection(collection).await?;
         let found = collection.find(filter).sort(doc! { "_id": 1 });
         Ok(run(async { found.await?.try_collect().await }).await?)
+    }
+
+    /// Replaces or inserts a document of a collection in the own database.
+    pub(super) async fn put_own(
+        &self,
+        collection: &str,
+        id: &str,
+        document: Document,
+    ) -> Result<(), StoreError> {
+        let collection = self.own_collection(collection).await?;
+        let put = collection.replace_one(doc! { "_id": id }, document);
+        run(put.upsert(true)).await?;
+        Ok(())
     }
 
     /// Deletes documents of a collection in the own database.

@@ -12,11 +12,7 @@
 //! server's list of operations shows a running compaction of a collection, even one of an earlier process, the store skips
 //! this collection.
 
-use std::{
-    collections::HashMap,
-    future::IntoFuture,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, future::IntoFuture, time::Instant};
 
 use mongodb::{
     Database,
@@ -117,12 +113,7 @@ impl MongodbStore {
         let now = compaction.clock.now().as_millisecond();
         let recently = date(compaction.since).timestamp_millis()..=now;
         let mut found = Vec::new();
-        for dsp_id in self.list(connection, Duration::ZERO).await? {
-            let database = self.database(connection, dsp_id);
-            let has_cookies = self.has_cookies(&database).await;
-            if self.isolate(has_cookies, failed).await? != Some(true) {
-                continue;
-            }
+        for (dsp_id, database) in self.with_cookies(connection, failed).await? {
             let namespace = namespace(&database);
             let last = records.get(&*namespace).copied();
             if last.is_none_or(|last| !recently.contains(&last.at_millis)) {
@@ -220,11 +211,7 @@ impl CollectionCompaction<'_> {
             "reusable": int(reusable),
             "freed": int(freed),
         };
-        let records = self.store.own_collection(RECORDS).await?;
-        let replace = records
-            .replace_one(doc! { "_id": &self.namespace }, record)
-            .upsert(true);
-        run(replace).await?;
+        self.store.put_own(RECORDS, &self.namespace, record).await?;
         Ok(true)
     }
 

@@ -5,8 +5,6 @@
 //! of the collection, and blocks all writes to it. So a run skips collections being compacted, and dropping an index waits at
 //! most [`DROP_MILLIS`] for locks.
 
-use std::time::Duration;
-
 use mongodb::{
     Database,
     bson::{Bson, Document, doc},
@@ -33,27 +31,21 @@ impl MongodbStore {
             ..ExpiryResult::default()
         };
         let failed = &mut expired.failed;
-        let mut collections = Vec::new();
-        for dsp_id in self.list(connection, Duration::ZERO).await? {
+        let databases = self.with_cookies(connection, failed).await?;
+        for (_, database) in &databases {
             if expiry.stop.is_cancelled() {
                 expired.complete = false;
                 return Ok(expired);
             }
-            let database = self.database(connection, dsp_id);
-            let has_cookies = self.has_cookies(&database).await;
-            if self.isolate(has_cookies, failed).await? != Some(true) {
-                continue;
-            }
-            collections.push((dsp_id, namespace(&database)));
-            let dropped = self.drop_harmful_indexes(connection, &database).await;
+            let dropped = self.drop_harmful_indexes(connection, database).await;
             expired.complete &= self.isolate(dropped, failed).await? != Some(false);
         }
         if expiry.open {
-            expired.complete &= self.sweep(expiry, failed).await?;
+            expired.complete &= self.sweep(expiry, &databases, failed).await?;
         }
         let records = self.read_records().await?;
-        for (dsp_id, namespace) in collections {
-            let record = records.get(&namespace);
+        for (dsp_id, database) in databases {
+            let record = records.get(&namespace(&database));
             let overdue = record.map(|it| it.overdue(expiry.now, self.options.ttls.of(dsp_id)));
             if let Some(overdue) = overdue.filter(|it| !it.is_zero()) {
                 expired.overdue.insert(dsp_id, overdue);

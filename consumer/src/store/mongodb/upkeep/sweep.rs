@@ -98,25 +98,20 @@ impl MongodbStore {
     }
 
     async fn save_record(&self, due: &DueCollection) -> Result<(), StoreError> {
-        let records = self.own_collection(RECORDS).await?;
-        let saved = records
-            .replace_one(
-                doc! { "_id": &due.namespace },
-                due.record.encode(&due.namespace),
-            )
-            .upsert(true);
-        run(saved).await?;
-        Ok(())
+        let record = due.record.encode(&due.namespace);
+        self.put_own(RECORDS, &due.namespace, record).await
     }
 
-    /// Sweeps all due collections. Returns whether all are complete. Failures of single DSPs are stored in `failed`.
+    /// Sweeps the due collections of these databases. Returns whether all are complete. Failures of single DSPs are stored in
+    /// `failed`.
     pub(super) async fn sweep(
         &self,
         expiry: &Expiry<'_>,
+        databases: &[(DspId, Database)],
         failed: &mut Option<StoreError>,
     ) -> Result<bool, StoreError> {
         let connection = self.connection().await?;
-        let due = self.due(connection, expiry, failed).await?;
+        let due = self.due(expiry, databases, failed).await?;
         if expiry.stop.is_cancelled() {
             return Ok(false);
         }
@@ -169,20 +164,19 @@ impl MongodbStore {
     /// The due collections: least recently swept first; if equal, the smallest first.
     async fn due(
         &self,
-        connection: &Connection,
         expiry: &Expiry<'_>,
+        databases: &[(DspId, Database)],
         failed: &mut Option<StoreError>,
     ) -> Result<Vec<DueCollection>, StoreError> {
         let mut records = self.read_records().await?;
         let mut due = Vec::new();
-        for dsp_id in self.list(connection, Duration::ZERO).await? {
+        for (dsp_id, database) in databases {
             if expiry.stop.is_cancelled() {
                 break;
             }
-            let database = self.database(connection, dsp_id);
-            let namespace = namespace(&database);
+            let namespace = namespace(database);
             let record = records.remove(&namespace).unwrap_or_default();
-            let ttl = self.options.ttls.of(dsp_id);
+            let ttl = self.options.ttls.of(*dsp_id);
             let since = match expiry.time_left {
                 Some(_) => expiry.since,
                 None => expiry
@@ -192,29 +186,21 @@ impl MongodbStore {
             if record.is_done(since, expiry.now, ttl) {
                 continue;
             }
-            let documents = self.documents(&database).await;
-            let Some(Some(documents)) = self.isolate(documents, failed).await? else {
+            let count = run(database.run_command(doc! { "count": COOKIES })).await;
+            let Some(count) = self.isolate(count, failed).await? else {
                 continue;
             };
+            let documents = count.get("n").and_then(number).unwrap_or_default();
             due.push(DueCollection {
-                dsp_id,
+                dsp_id: *dsp_id,
                 namespace,
-                database,
+                database: database.clone(),
                 record,
                 documents,
             });
         }
         due.sort_by_key(|due| (due.record.last_pass(expiry.now), due.documents));
         Ok(due)
-    }
-
-    /// The number of documents of a cookie collection, as counted by the server; `None` without a collection.
-    async fn documents(&self, database: &Database) -> Result<Option<u64>, Failure> {
-        if !self.has_cookies(database).await? {
-            return Ok(None);
-        }
-        let reply = run(database.run_command(doc! { "count": COOKIES })).await?;
-        Ok(Some(reply.get("n").and_then(number).unwrap_or_default()))
     }
 }
 
