@@ -18,7 +18,7 @@ use http::{HeaderMap, Uri};
 use runtime::{
     admin,
     connect::{Network, Tcp, credentials::is_loopback_host},
-    listen::{self, Listener},
+    listen::{self, Listener, Stage},
     metrics::Registry,
     ready::{self, Component},
     reply::Reply,
@@ -43,8 +43,8 @@ use crate::{
     subscription::{self, discovery},
 };
 
-/// A running consumer.
-#[derive(Debug)]
+/// A running consumer. Its stages have clones.
+#[derive(Debug, Clone)]
 pub struct App {
     admin_address: SocketAddr,
     runtime_config: RuntimeConfig,
@@ -125,9 +125,9 @@ impl App {
         config.security.watch(&app.services);
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
-        let running = app.run_data_path(config, network, metrics, health);
-        let monitor = app.monitor.clone();
-        app.data_path.spawn(monitor.run("writer", running));
+        let running = app.clone().run_data_path(config, network, metrics);
+        app.data_path
+            .spawn(app.monitor.clone().run("writer", running));
         Ok(app)
     }
 
@@ -147,88 +147,82 @@ impl App {
     }
 
     /// Runs the data path, from loading the cursors to committing the last batch.
-    fn run_data_path(
-        &self,
+    async fn run_data_path(
+        self,
         config: Config,
         network: Arc<dyn Network>,
         metrics: Metrics,
-        health: Arc<Health>,
-    ) -> impl Future<Output = Result<(), Failure>> + use<> {
+    ) -> Result<(), Failure> {
+        let Self {
+            health,
+            store,
+            deletions,
+            monitor,
+            ..
+        } = self;
+        let Stage { tasks, stop, .. } = self.services.stage;
         let stops = StopTokens {
-            fast_drain: self.fast_drain.clone(),
-            immediate: self.stop_writing.clone(),
-            retrier: self.services.stage.stop.clone(),
+            fast_drain: self.fast_drain,
+            immediate: self.stop_writing,
+            retrier: stop.clone(),
         };
         let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
-        let (tracker, stop_reading) = (self.data_path.clone(), self.stop_reading.clone());
-        let services = self.services.stage.tasks.clone();
-        let stop_services = self.services.stage.stop.clone();
-        let monitor = self.monitor.clone();
-        let store = self.store.clone();
-        let deletions = self.deletions.clone();
-        let schedule = self.runtime_config.maintenance.subscribe();
-        async move {
-            let sink = Sink::open(
-                &config,
-                &store,
-                Arc::clone(&health),
-                rejected_dsps,
-                deletions.clone(),
-                &metrics,
-                stops,
-            );
-            let Sink {
-                buffer,
-                collecting,
-                writing,
-                retrying,
-            } = tokio::select! {
-                // No cookie was received yet, so there is nothing to drain.
-                () = stop_reading.cancelled() => return Ok(()),
-                sink = sink => sink?,
-            };
-            services.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
-            let producers = health.producers().clone();
-            let upkeep = store.upkeep;
-            let jobs = dsp_deletions::run(
-                deletions.clone(),
-                Arc::clone(&upkeep),
-                stop_services.clone(),
-            );
-            services.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
-            let maintenance = maintenance::run(
-                upkeep,
-                schedule,
-                Clock::System,
-                producers.clone(),
-                deletions.clone(),
-                metrics.clone(),
-                stop_services,
-            );
-            services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
-            let context = subscription::Context {
-                // Each host name has at least one address, even before it is resolved.
-                producers_min: config.producers.producer.len(),
-                name: config.producers.name,
-                network,
-                security: config.security,
-                producers,
-                deletions,
-                ttls: config.ttls,
-                metrics: metrics.subscription,
-            };
-            let discovery = discovery::run(
-                config.producers.producer,
-                Arc::new(context),
-                buffer,
-                tracker.clone(),
-                stop_reading,
-            );
-            let discovery = discovery.map(Ok);
-            tracker.spawn(monitor.clone().run("producer discovery", discovery));
-            tracker.spawn(monitor.run("collector", collecting));
-            writing.await
-        }
+        let sink = Sink::open(
+            &config,
+            &store,
+            Arc::clone(&health),
+            rejected_dsps,
+            deletions.clone(),
+            &metrics,
+            stops,
+        );
+        let Sink {
+            buffer,
+            collecting,
+            writing,
+            retrying,
+        } = tokio::select! {
+            // No cookie was received yet, so there is nothing to drain.
+            () = self.stop_reading.cancelled() => return Ok(()),
+            sink = sink => sink?,
+        };
+        tasks.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
+        let producers = health.producers().clone();
+        let upkeep = store.upkeep;
+        let jobs = dsp_deletions::run(deletions.clone(), Arc::clone(&upkeep), stop.clone());
+        tasks.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
+        let maintenance = maintenance::run(
+            upkeep,
+            self.runtime_config.maintenance.subscribe(),
+            Clock::System,
+            producers.clone(),
+            deletions.clone(),
+            metrics.clone(),
+            stop,
+        );
+        tasks.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
+        let context = subscription::Context {
+            // Each host name has at least one address, even before it is resolved.
+            producers_min: config.producers.producer.len(),
+            name: config.producers.name,
+            network,
+            security: config.security,
+            producers,
+            deletions,
+            ttls: config.ttls,
+            metrics: metrics.subscription,
+        };
+        let discovery = discovery::run(
+            config.producers.producer,
+            Arc::new(context),
+            buffer,
+            self.data_path.clone(),
+            self.stop_reading,
+        );
+        let discovery = monitor.clone().run("producer discovery", discovery.map(Ok));
+        self.data_path.spawn(discovery);
+        self.data_path.spawn(monitor.run("collector", collecting));
+        writing.await
     }
 }
 
