@@ -43,7 +43,7 @@ use crate::{
 };
 use buffer::{BufferWriter, Item};
 use confirm::Confirmations;
-use sequence::{ProtocolViolation, Resumption, StreamPosition};
+use sequence::{NewEpoch, ProtocolViolation, StreamPosition};
 use stream_end::StreamEnd;
 
 /// Maximum time from the connection attempt to `Hello`.
@@ -227,19 +227,19 @@ impl Subscription {
         let handshake = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
         let timed_out = |_| StreamEnd::Unreachable(format!("no response for {HELLO_TIMEOUT:?}"));
         let (hello, mut stream, (channel, connector), sent) = handshake.map_err(timed_out)??;
-        let (mut position, resumption) = StreamPosition::begin(&hello, &cursors)
+        let (mut position, new_epoch) = StreamPosition::begin(&hello, &cursors)
             .map_err(|violation| self.violation(violation))?;
         let start = position.cursor();
         let (mut guard, observed) = self.address.open_stream(StreamStart {
             at: &start,
             newest: Sequence(hello.next_sequence.saturating_sub(1)),
-            previous: resumption.previous(),
+            previous: new_epoch.as_ref().map(|it| &it.previous),
         });
         let producers = &self.context.producers;
         producers.measure_clock(position.producer(), sent, UnixMicros(hello.unix_micros));
         producers.wait_measured().await;
         self.log_connected(&hello, position.producer());
-        if let (Resumption::NewEpoch { previous, tail }, Some(observed)) = (&resumption, observed) {
+        if let (Some(NewEpoch { previous, tail }), Some(observed)) = (&new_epoch, observed) {
             restarts::report(
                 &self.context.metrics,
                 previous,

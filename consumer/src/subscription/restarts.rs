@@ -13,38 +13,8 @@ use proto::{units::Epoch, v1::Tail};
 
 use crate::{batch::Cursor, metrics, producers::ObservedRange};
 
-/// Cookies lost at the end of an epoch, including those of missed epochs after it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TailLoss {
-    /// None.
-    None,
-    /// None of this epoch, which ended with a clean shutdown. Whether later epochs were missed is unknown.
-    NoneOfEpoch,
-    /// This number of cookies.
-    Exact(u64),
-    /// Up to this number of cookies.
-    Bounded(u64),
-    /// No bound is known.
-    Unknown,
-}
-
-impl TailLoss {
-    /// The loss after `cursor`, given the `Hello.tail` of the next epoch.
-    pub fn new(cursor: &Cursor, tail: Option<Tail>) -> Self {
-        match tail {
-            Some(Tail { cookies_max: 0, .. }) => Self::None,
-            Some(Tail {
-                cookies_max,
-                exact: true,
-            }) => Self::Exact(cookies_max),
-            Some(Tail { cookies_max, .. }) => Self::Bounded(cookies_max),
-            None if cursor.complete => Self::NoneOfEpoch,
-            None => Self::Unknown,
-        }
-    }
-}
-
-/// Logs and counts the loss after `cursor`, whose epoch is followed by `new_epoch`.
+/// Logs and counts the cookies lost after `cursor`, whose epoch is followed by `new_epoch`, including those of missed epochs after
+/// it. `tail` is the `Hello.tail` of the new epoch.
 pub fn report(
     metrics: &metrics::Subscription,
     cursor: &Cursor,
@@ -61,8 +31,8 @@ pub fn report(
             tracing::$level!(producer, epoch, sequence, new_epoch, observed_from, lost_in_gaps, $($more)*)
         };
     }
-    match TailLoss::new(cursor, tail) {
-        TailLoss::None | TailLoss::NoneOfEpoch if lost_in_gaps > 0 => {
+    match (tail, cursor.complete) {
+        (Some(Tail { cookies_max: 0, .. }), _) | (None, true) if lost_in_gaps > 0 => {
             count("exact");
             log!(
                 warn,
@@ -71,11 +41,12 @@ pub fn report(
                 "producer restarted; nothing lost at the end of `epoch`, but some cookies were lost in gaps"
             );
         }
-        TailLoss::None => {
+        (Some(Tail { cookies_max: 0, .. }), _) => {
             count("none");
             log!(info, lost = 0_u64, "producer restarted; nothing lost");
         }
-        TailLoss::NoneOfEpoch => {
+        // Whether later epochs were missed is unknown.
+        (None, true) => {
             count("none");
             log!(
                 info,
@@ -83,7 +54,13 @@ pub fn report(
                 "producer restarted after a clean shutdown; nothing lost in `epoch`, but losses between `epoch` and `new_epoch` are unknown"
             );
         }
-        TailLoss::Exact(lost) => {
+        (
+            Some(Tail {
+                cookies_max: lost,
+                exact: true,
+            }),
+            _,
+        ) => {
             count("exact");
             metrics
                 .lost
@@ -95,7 +72,7 @@ pub fn report(
                 "producer restarted; cookies after this sequence number are lost, and their exact number is known"
             );
         }
-        TailLoss::Bounded(cookies_max) => {
+        (Some(Tail { cookies_max, .. }), _) => {
             count("bounded");
             metrics.uncertain_restarts.inc();
             metrics.uncertain_loss_cookies.inc_by(cookies_max);
@@ -105,7 +82,7 @@ pub fn report(
                 "producer restarted after an unclean shutdown; up to cookies_max cookies after this sequence number are lost"
             );
         }
-        TailLoss::Unknown => {
+        (None, false) => {
             count("unknown");
             metrics.uncertain_restarts.inc();
             log!(
@@ -132,11 +109,13 @@ pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
 #[cfg(test)]
 mod tests {
     use proto::units::Sequence;
+    use runtime::metrics::Registry;
 
     use super::*;
+    use crate::metrics::Metrics;
 
     #[track_caller]
-    fn check(complete: bool, tail: Option<(u64, bool)>, expected: TailLoss) {
+    fn check(complete: bool, tail: Option<(u64, bool)>, lost_in_gaps: u64, expected: &str) {
         let cursor = Cursor {
             producer: "p".into(),
             epoch: Epoch(1),
@@ -144,23 +123,42 @@ mod tests {
             complete,
         };
         let tail = tail.map(|(cookies_max, exact)| Tail { cookies_max, exact });
+        let observed = ObservedRange {
+            lost_in_gaps,
+            ..ObservedRange::after(&cursor)
+        };
+        let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
+        report(&metrics, &cursor, tail, observed, Epoch(2));
+        for loss in ["none", "exact", "bounded", "unknown"] {
+            let count = metrics.restarts.with_label_values(&[loss]).get();
+            let is_expected = loss == expected;
+            assert_eq!(count, u64::from(is_expected), "{loss}: {complete} {tail:?}");
+        }
+        let lost = |bounded| {
+            tail.filter(|it| it.exact != bounded)
+                .map_or(0, |it| it.cookies_max)
+        };
+        let exact = metrics.lost.with_label_values(&["producer_ended"]).get();
         assert_eq!(
-            TailLoss::new(&cursor, tail),
-            expected,
-            "{complete} {tail:?}"
+            (exact, metrics.uncertain_loss_cookies.get()),
+            (lost(false), lost(true))
         );
+        let is_uncertain = matches!(expected, "bounded" | "unknown");
+        assert_eq!(metrics.uncertain_restarts.get(), u64::from(is_uncertain));
     }
 
     #[test]
     fn only_a_goodbye_or_the_epoch_history_rules_out_a_loss() {
-        check(false, None, TailLoss::Unknown);
-        check(true, None, TailLoss::NoneOfEpoch);
+        check(false, None, 0, "unknown");
+        check(true, None, 0, "none");
+        check(true, None, 3, "exact");
         for complete in [false, true] {
-            check(complete, Some((0, true)), TailLoss::None);
-            check(complete, Some((0, false)), TailLoss::None);
+            check(complete, Some((0, true)), 0, "none");
+            check(complete, Some((0, false)), 0, "none");
+            check(complete, Some((0, true)), 3, "exact");
             // After a `Goodbye`, only cookies of epochs that were missed completely are lost.
-            check(complete, Some((5, true)), TailLoss::Exact(5));
-            check(complete, Some((5, false)), TailLoss::Bounded(5));
+            check(complete, Some((5, true)), 0, "exact");
+            check(complete, Some((5, false)), 0, "bounded");
         }
     }
 }

@@ -22,20 +22,13 @@ impl ProtocolViolation {
     }
 }
 
-/// How a stream continues from the sent cursor.
+/// A stream in a new epoch of its producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resumption {
-    /// Without a cursor: no cursor of this producer was sent.
-    Fresh,
-    /// Right after the cursor. A gap may follow.
-    Resumed,
-    /// In a new epoch of the producer.
-    NewEpoch {
-        /// The cursor of the previous epoch. `complete` if that epoch was received up to its `Goodbye`.
-        previous: Cursor,
-        /// The number of lost cookies of previous epochs, as reported by the producer.
-        tail: Option<Tail>,
-    },
+pub struct NewEpoch {
+    /// The cursor of the previous epoch. `complete` if that epoch was received up to its `Goodbye`.
+    pub previous: Cursor,
+    /// The number of lost cookies of previous epochs, as reported by the producer.
+    pub tail: Option<Tail>,
 }
 
 /// The position in a stream.
@@ -46,52 +39,42 @@ pub struct StreamPosition {
     next: Sequence,
 }
 
-impl Resumption {
-    /// The received position of the previous epoch, if the stream is of a new one.
-    pub fn previous(&self) -> Option<&Cursor> {
-        match self {
-            Self::NewEpoch { previous, .. } => Some(previous),
-            Self::Fresh | Self::Resumed => None,
-        }
-    }
-}
-
 impl StreamPosition {
-    /// Checks `hello` against the sent cursors.
+    /// Checks `hello` against the sent cursors: without a cursor of this producer, the stream may start anywhere; otherwise right
+    /// after it, or at the start of a new epoch. A gap may follow.
     ///
     /// # Errors
     /// When `hello` does not match the cursors.
-    pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Resumption), ProtocolViolation> {
+    pub fn begin(
+        hello: &Hello,
+        sent: &[Cursor],
+    ) -> Result<(Self, Option<NewEpoch>), ProtocolViolation> {
         if ids::check_name(&hello.producer_id).is_err() {
             return Err(ProtocolViolation::new("invalid producer id"));
         }
-        let known = sent
-            .iter()
-            .find(|cursor| *cursor.producer == *hello.producer_id);
         let (epoch, first) = (Epoch(hello.epoch), Sequence(hello.first_sequence));
-        let (resumption, expected) = match known {
-            None => (Resumption::Fresh, first.max(Sequence(1))),
-            Some(known) if known.epoch == epoch => (Resumption::Resumed, known.sequence.next()),
-            Some(known) => (
-                Resumption::NewEpoch {
-                    previous: known.clone(),
-                    tail: hello.tail,
-                },
-                Sequence(1),
-            ),
+        let known = sent.iter().find(|it| *it.producer == *hello.producer_id);
+        let previous = known.filter(|it| it.epoch != epoch);
+        let expected = match known {
+            None => first.max(Sequence(1)),
+            Some(known) if known.epoch == epoch => known.sequence.next(),
+            Some(_) => Sequence(1),
         };
         let claims_new_epoch = hello.outcome() == ResumeOutcome::NewEpoch;
-        let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
-        if first != expected || claims_new_epoch != is_new_epoch {
+        if first != expected || claims_new_epoch != previous.is_some() {
             let what = format!("the stream starts at sequence number {first}, expected {expected}");
             return Err(ProtocolViolation::new(what));
         }
+        let new_epoch = previous.map(|previous| NewEpoch {
+            previous: previous.clone(),
+            tail: hello.tail,
+        });
         let position = Self {
             producer: hello.producer_id.as_str().into(),
             epoch,
             next: expected,
         };
-        Ok((position, resumption))
+        Ok((position, new_epoch))
     }
 
     /// The producer of the stream.
@@ -199,9 +182,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Resumption>) {
+    fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Option<NewEpoch>>) {
         let begun = StreamPosition::begin(hello, sent);
-        assert_eq!(begun.ok().map(|(_, resumption)| resumption), expected);
+        assert_eq!(begun.ok().map(|(_, new_epoch)| new_epoch), expected);
     }
 
     #[test]
@@ -211,13 +194,13 @@ mod tests {
             producer: "q".into(),
             ..cursor(9, 9)
         };
-        check_begin(&hello(1, 1, Fresh), &[], Some(Resumption::Fresh));
-        check_begin(&hello(1, 50, Resumed), &[other], Some(Resumption::Fresh));
+        check_begin(&hello(1, 1, Fresh), &[], Some(None));
+        check_begin(&hello(1, 50, Resumed), &[other], Some(None));
         check_begin(&hello(1, 0, Fresh), &[], None);
         let known = [cursor(1, 49)];
-        check_begin(&hello(1, 50, Resumed), &known, Some(Resumption::Resumed));
+        check_begin(&hello(1, 50, Resumed), &known, Some(None));
         let with_gap = hello(1, 50, ResumedWithGap);
-        check_begin(&with_gap, &known, Some(Resumption::Resumed));
+        check_begin(&with_gap, &known, Some(None));
         check_begin(&hello(1, 51, Resumed), &known, None);
         check_begin(&hello(1, 50, NewEpoch), &known, None);
         let [previous] = known.clone();
@@ -231,8 +214,8 @@ mod tests {
                 ..hello(2, 1, NewEpoch)
             };
             let previous = previous.clone();
-            let new_epoch = Some(Resumption::NewEpoch { previous, tail });
-            check_begin(&hello, &known, new_epoch);
+            let new_epoch = super::NewEpoch { previous, tail };
+            check_begin(&hello, &known, Some(Some(new_epoch)));
         }
         check_begin(&hello(2, 50, NewEpoch), &known, None);
         check_begin(&hello(2, 50, Resumed), &known, None);
