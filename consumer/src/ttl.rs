@@ -23,14 +23,8 @@ use proto::{
 pub struct Ttls {
     default: Duration,
     by_dsp: BTreeMap<DspId, Duration>,
-    /// `None` if reports are ignored.
-    reported: Option<Arc<ReportedTtls>>,
-}
-
-#[derive(Debug)]
-struct ReportedTtls {
-    floor: Duration,
-    reports: RwLock<Reports>,
+    /// The floor and the reports; `None` if reports are ignored.
+    reported: Option<(Duration, Arc<RwLock<Reports>>)>,
 }
 
 #[derive(Debug, Default)]
@@ -58,20 +52,16 @@ impl Ttls {
 
     /// Lets reports shorten these TTLs, but not below `floor`; `None` ignores reports.
     pub fn with_floor(mut self, floor: Option<Duration>) -> Self {
-        let reported = |floor| ReportedTtls {
-            floor,
-            reports: RwLock::default(),
-        };
-        self.reported = floor.map(reported).map(Arc::new);
+        self.reported = floor.map(|floor| (floor, Arc::default()));
         self
     }
 
     /// The TTL of a DSP's cookies.
     pub fn of(&self, dsp_id: DspId) -> Duration {
         let configured = self.configured(dsp_id);
-        let reported = self.reported.as_ref().and_then(|it| {
-            let reported = it.reports.read().longest.of(dsp_id)?;
-            Some(reported.max(it.floor))
+        let reported = self.reported.as_ref().and_then(|(floor, reports)| {
+            let reported = reports.read().longest.of(dsp_id)?;
+            Some(reported.max(*floor))
         });
         reported.map_or(configured, |reported| reported.min(configured))
     }
@@ -79,8 +69,8 @@ impl Ttls {
     /// The shortest TTL of a DSP's cookies that any report can cause.
     pub fn shortest(&self, dsp_id: DspId) -> Duration {
         let configured = self.configured(dsp_id);
-        let floor = self.reported.as_ref().map(|it| it.floor);
-        floor.map_or(configured, |floor| floor.min(configured))
+        let reported = self.reported.as_ref();
+        reported.map_or(configured, |(floor, _)| configured.min(*floor))
     }
 
     fn configured(&self, dsp_id: DspId) -> Duration {
@@ -100,14 +90,14 @@ impl Ttls {
 
     /// Number of DSPs with a reported TTL.
     pub fn reported_dsps(&self) -> usize {
-        let count = |it: &Arc<ReportedTtls>| it.reports.read().longest.by_dsp.len();
-        self.reported.as_ref().map_or(0, count)
+        let reported = self.reported.as_ref();
+        reported.map_or(0, |(_, reports)| reports.read().longest.by_dsp.len())
     }
 
     /// Sets the report of the producer at `address`; an empty report withdraws it. Returns whether TTLs have changed.
     pub fn report(&self, address: SocketAddr, message: &TimesToLive) -> bool {
-        let set = |it: &Arc<ReportedTtls>| it.reports.write().set(address, Report::from(message));
-        self.reported.as_ref().is_some_and(set)
+        let reported = self.reported.as_ref();
+        reported.is_some_and(|(_, reports)| reports.write().set(address, Report::from(message)))
     }
 }
 

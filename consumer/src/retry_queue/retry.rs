@@ -56,27 +56,12 @@ pub struct Retrier {
     pub(crate) ttls: Ttls,
 }
 
-/// The next attempt of a DSP.
-#[derive(Debug)]
-struct NextAttempt {
-    at: Instant,
-    backoff: Backoff,
-}
-
-impl NextAttempt {
-    fn at(at: Instant) -> Self {
-        Self {
-            at,
-            backoff: backoff(),
-        }
-    }
-}
-
 impl Retrier {
     /// Retries until `stop` is cancelled. Remaining cookies are retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
         let this = &self;
-        let mut next: BTreeMap<DspId, NextAttempt> = BTreeMap::new();
+        // The time and the delays of the next attempt.
+        let mut next: BTreeMap<DspId, (Instant, Backoff)> = BTreeMap::new();
         let mut attempts = FuturesUnordered::new();
         let mut in_progress = BTreeSet::new();
         loop {
@@ -86,11 +71,11 @@ impl Retrier {
             next.retain(|dsp_id, _| pending.contains(dsp_id));
             let is_idle = pending.is_empty() && attempts.is_empty();
             for dsp_id in pending {
-                next.entry(dsp_id).or_insert_with(|| NextAttempt::at(now));
+                next.entry(dsp_id).or_insert_with(|| (now, backoff()));
             }
             // Longest overdue first, so that many failing DSPs cannot starve the others.
-            let due = next.iter().filter(|(_, it)| it.at <= now);
-            let mut due: Vec<_> = due.map(|(dsp_id, it)| (it.at, *dsp_id)).collect();
+            let due = next.iter().filter(|(_, (at, _))| *at <= now);
+            let mut due: Vec<_> = due.map(|(dsp_id, (at, _))| (*at, *dsp_id)).collect();
             due.sort_unstable();
             for (_, dsp_id) in due {
                 if in_progress.len() >= CONCURRENT_DSPS_MAX {
@@ -111,8 +96,8 @@ impl Retrier {
                         Ok(()) => drop(next.remove(&dsp_id)),
                         Err(error) => {
                             self.health.set_dsp_failing(dsp_id, &error.to_string());
-                            let next = next.entry(dsp_id).or_insert_with(|| NextAttempt::at(now));
-                            next.at = Instant::now() + next.backoff.delay();
+                            let (at, backoff) = next.entry(dsp_id).or_insert_with(|| (now, backoff()));
+                            *at = Instant::now() + backoff.delay();
                         }
                     }
                 }

@@ -64,22 +64,19 @@ struct AdmissionFilter<'a> {
     now: UnixMicros,
     deletions: &'a Deletions,
     suppression: &'a mut Suppression,
-    origin: Origin<'a>,
-}
-
-/// The producer of a chunk, and its clock.
-struct Origin<'a> {
+    /// The producer of the chunk.
     producer: &'a Arc<str>,
     producers: &'a Producers,
+    /// The difference of its clock, if known.
     offset: Option<ClockOffset>,
     /// Time of the chunk, and the maximum to which it is clamped.
     accepted: UnixMicros,
     accepted_max: UnixMicros,
 }
 
-impl Origin<'_> {
+impl<'a> AdmissionFilter<'a> {
     /// A cookie of the chunk, whose time is clamped.
-    fn arriving(&self, cookie: &BatchCookie<'_>) -> Arriving<'_> {
+    fn arriving(&self, cookie: &BatchCookie<'_>) -> Arriving<'a> {
         let released = self.accepted.min(self.accepted_max);
         Arriving {
             producer: self.producer,
@@ -111,7 +108,7 @@ impl DedupFilter for AdmissionFilter<'_> {
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision {
-        let arriving = self.origin.arriving(cookie);
+        let arriving = self.arriving(cookie);
         let admitted = self
             .deletions
             .admit(cookie.user_id, cookie.dsp_id, &arriving);
@@ -132,19 +129,13 @@ impl DedupFilter for AdmissionFilter<'_> {
 
     /// Extends the deletion to the latest time of a cookie that any producer accepted before it.
     fn delete(&mut self, deletion: &mut Deletion) {
-        let request = self.origin.request(deletion);
+        let request = self.request(deletion);
         let requested = deletion.until;
-        let Origin {
-            producer,
-            producers,
-            accepted_max,
-            ..
-        } = self.origin;
-        let latest = producers.latest_anywhere(producer, requested);
+        let latest = self.producers.latest_anywhere(self.producer, requested);
         let increased = request.as_ref().map_or(UnixMicros(0), |request| {
             self.deletions.increased_until(request.latest_here())
         });
-        deletion.until = latest.min(accepted_max).max(requested).max(increased);
+        deletion.until = latest.min(self.accepted_max).max(requested).max(increased);
         self.deletions.add_received(deletion, request);
     }
 }
@@ -217,13 +208,11 @@ impl Collector {
                     now: self.clock.earlier(now, at),
                     deletions: &self.deletions,
                     suppression: &mut suppression,
-                    origin: Origin {
-                        producer: &producer,
-                        producers: &self.producers,
-                        offset: self.producers.clock_offset(&producer),
-                        accepted: header.accepted,
-                        accepted_max: latest,
-                    },
+                    producer: &producer,
+                    producers: &self.producers,
+                    offset: self.producers.clock_offset(&producer),
+                    accepted: header.accepted,
+                    accepted_max: latest,
                 };
                 batch.push_filtered(&producer, &chunk, latest, &mut filter);
             }
@@ -311,13 +300,11 @@ mod tests {
                 now: began,
                 deletions: &deletions,
                 suppression: &mut suppression,
-                origin: Origin {
-                    producer: &"p".into(),
-                    producers: &Producers::default(),
-                    offset: None,
-                    accepted: after(seconds),
-                    accepted_max: UnixMicros::MAX,
-                },
+                producer: &"p".into(),
+                producers: &Producers::default(),
+                offset: None,
+                accepted: after(seconds),
+                accepted_max: UnixMicros::MAX,
             };
             let chunk = chunk(1, after(seconds).0, &[("u", 1, "b")]);
             batch.push_filtered(&"p".into(), &chunk, UnixMicros::MAX, &mut filter);
@@ -381,13 +368,11 @@ mod tests {
                 now: self.now,
                 deletions: &self.deletions,
                 suppression: &mut suppression,
-                origin: Origin {
-                    producer: &producer,
-                    producers: &self.producers,
-                    offset: self.producers.clock_offset(&producer),
-                    accepted,
-                    accepted_max: self.now.after(CLOCK_AHEAD_MICROS_MAX),
-                },
+                producer: &producer,
+                producers: &self.producers,
+                offset: self.producers.clock_offset(&producer),
+                accepted,
+                accepted_max: self.now.after(CLOCK_AHEAD_MICROS_MAX),
             };
             let mut batch = empty(BatchId(0));
             let chunk = chunk(1, accepted.0, &[("u", 1, buyer_uid)]);
