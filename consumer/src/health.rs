@@ -111,14 +111,13 @@ impl Health {
     /// Describes the addresses without a stream, with the reason.
     fn describe_disconnected(snapshot: &Snapshot) -> String {
         let disconnected = snapshot.addresses.iter().filter(|(_, it)| !it.is_connected);
-        let named = disconnected
-            .take(ADDRESSES_NAMED_MAX)
-            .filter_map(|(address, it)| {
-                let producer = it.producer.as_ref();
-                let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
-                let why = it.error.as_ref()?;
-                Some(format!("; {address} of {}{producer}: {why}", it.origin))
-            });
+        let named = disconnected.take(ADDRESSES_NAMED_MAX);
+        let named = named.filter_map(|(address, it)| {
+            let producer = it.producer.as_ref();
+            let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
+            let why = it.error.as_ref()?;
+            Some(format!("; {address} of {}{producer}: {why}", it.origin))
+        });
         named.collect()
     }
 
@@ -129,13 +128,10 @@ impl Health {
             Some(format!("{address} of {}: {why}", it.origin))
         });
         let failing: Vec<_> = failing.take(ADDRESSES_NAMED_MAX).collect();
-        if failing.is_empty() {
-            return Ok("accepted".to_owned());
+        match &*failing.join("; ") {
+            "" => Ok("accepted".to_owned()),
+            why => Err(format!("failing, so deletions do not complete: {why}")),
         }
-        Err(format!(
-            "failing, so deletions do not complete: {}",
-            failing.join("; ")
-        ))
     }
 
     /// The table of producers.

@@ -27,23 +27,24 @@ impl RuntimeConfig {
 
     /// Applies the reloadable settings of `config`.
     pub fn apply(&self, config: &Config) {
-        self.maintenance.send_if_modified(|current| {
-            let new = Schedule {
-                // TTLs are not reloadable.
-                cursor_ttl: current.cursor_ttl,
-                ..schedule(config)
-            };
-            let is_new = *current != new;
-            *current = new;
-            is_new
-        });
-        self.drain_timeout
-            .send_replace(config.process.drain_timeout);
-        self.rejected_dsps.send_if_modified(|rejected| {
-            let previous = std::mem::replace(rejected, config.storage.rejected_dsps());
-            *rejected != previous
-        });
+        let schedule = Schedule {
+            // TTLs are not reloadable.
+            cursor_ttl: self.maintenance.borrow().cursor_ttl,
+            ..schedule(config)
+        };
+        set(&self.maintenance, schedule);
+        set(&self.drain_timeout, config.process.drain_timeout);
+        set(&self.rejected_dsps, config.storage.rejected_dsps());
     }
+}
+
+/// Sets a value, and notifies its receivers if it has changed.
+fn set<T: PartialEq>(current: &watch::Sender<T>, new: T) {
+    current.send_if_modified(|current| {
+        let is_new = *current != new;
+        *current = new;
+        is_new
+    });
 }
 
 fn schedule(config: &Config) -> Schedule {

@@ -113,27 +113,25 @@ struct ProducerHost {
 impl ProducerHost {
     async fn look_up_after(mut self, network: &dyn Network, pause: Duration) -> Self {
         sleep(pause).await;
-        self.look_up(network).await;
-        self
-    }
-
-    async fn look_up(&mut self, network: &dyn Network) {
         let found = network.lookup(&self.url.host, self.url.port).await;
+        let found = found.map_err(|error| error.to_string());
         let why = match found {
             Ok(addresses) if !addresses.is_empty() => {
-                if self.is_failing {
-                    tracing::info!(producer = %self.url, "host name resolves again");
-                    self.is_failing = false;
-                }
                 self.addresses = addresses;
-                return;
+                None
             }
-            Ok(_) => "the name has no addresses".to_owned(),
-            Err(error) => error.to_string(),
+            Ok(_) => Some("the name has no addresses".to_owned()),
+            Err(why) => Some(why),
         };
-        if !self.is_failing {
-            tracing::warn!(producer = %self.url, why, "failed to resolve the host name, retrying");
-            self.is_failing = true;
+        let was_failing = std::mem::replace(&mut self.is_failing, why.is_some());
+        let producer = &self.url;
+        match why {
+            Some(why) if !was_failing => {
+                tracing::warn!(%producer, why, "failed to resolve the host name, retrying");
+            }
+            None if was_failing => tracing::info!(%producer, "host name resolves again"),
+            _ => {}
         }
+        self
     }
 }

@@ -178,20 +178,18 @@ impl Connection {
             concern,
         })
     }
-}
 
-/// Reads from the primary, where all writes go.
-pub(super) fn primary() -> SelectionCriteria {
-    SelectionCriteria::ReadPreference(ReadPreference::Primary)
-}
-
-impl Connection {
     /// The write concern with `j: true`.
     pub(super) fn journaled(&self) -> Document {
         let mut concern = self.concern.clone();
         concern.insert("j", true);
         concern
     }
+}
+
+/// Reads from the primary, where all writes go.
+pub(super) fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 /// Runs a command with a deadline, and classifies its error.

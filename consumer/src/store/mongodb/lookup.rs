@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
-    bson::{Bson, DateTime, doc, rawdoc},
+    bson::{Bson, DateTime, Document, doc, rawdoc},
 };
 use tokio::time::timeout;
 
@@ -95,11 +95,7 @@ impl Lookup for MongodbStore {
         let database = self.database(self.connection().await?, dsp_id);
         let command = database.run_command(command).selection_criteria(primary());
         let reply = run(command).await?;
-        let found = reply
-            .get_document("cursor")
-            .and_then(|it| it.get_array("firstBatch"));
-        let missing = |_| StoreError::Unavailable("response without documents".to_owned());
-        let found = found.map_err(missing)?;
+        let found = documents(&reply).map_err(StoreError::Unavailable)?;
         let expired = self.options.ttls.expired_before(dsp_id, clock::now());
         let mut page = Page::default();
         for document in found.iter().filter_map(Bson::as_document) {
@@ -167,12 +163,21 @@ async fn find(
         Ok(Err(error)) => return Err(error_text::explain(&error)),
         Err(_) => return Err(format!("no response for {LOOKUP_TIMEOUT:?}")),
     };
-    let found = reply.get_document("cursor");
-    let found = found.and_then(|cursor| cursor.get_array("firstBatch"));
-    let found = found.map_err(|error| format!("response without documents: {error}"))?;
-    let cookie = found.first().and_then(Bson::as_document);
+    let cookie = documents(&reply)?.first().and_then(Bson::as_document);
     // A document without a time is not a cookie.
     let alive = cookie.filter(|it| it.get_datetime("t").is_ok_and(|time| *time >= before));
     let buyer_uid = alive.and_then(|it| it.get_str("b").ok());
     Ok(buyer_uid.map(str::to_owned))
+}
+
+/// The documents of a reply with a single batch.
+///
+/// # Errors
+/// A description for the operator.
+fn documents(reply: &Document) -> Result<&[Bson], String> {
+    let cursor = reply.get_document("cursor");
+    let found = cursor.and_then(|cursor| cursor.get_array("firstBatch"));
+    found
+        .map(Vec::as_slice)
+        .map_err(|error| format!("response without documents: {error}"))
 }
