@@ -197,7 +197,8 @@ impl Deletions {
             self.begin_jobs((!it.is_finished).then_some(&it.deletion));
         }
         let here = latest.before(CLOCK_AHEAD_MICROS_MAX);
-        self.add_increased(here, latest.after(AFTER_DELETION_MICROS));
+        let mut table = self.shared.table.lock();
+        table.add_increased(here, latest.after(AFTER_DELETION_MICROS));
     }
 
     /// Adds a deletion or a floor.
@@ -221,11 +222,6 @@ impl Deletions {
             table.remove_oldest_eighth();
             self.notify();
         }
-    }
-
-    /// Records that a cookie was stored with an increased time. `here` is its acceptance by the clock of this host.
-    fn add_increased(&self, here: UnixMicros, to: UnixMicros) {
-        self.shared.table.lock().add_increased(here, to);
     }
 
     /// The latest increased time of cookies accepted up to `here`, which a deletion at that time must cover; 0 for none.
@@ -289,7 +285,8 @@ impl Deletions {
     ) -> UnixMicros {
         let after = until.after(AFTER_DELETION_MICROS);
         if until > UnixMicros(0) && accepted < after {
-            self.add_increased(arriving.here(), after);
+            let mut table = self.shared.table.lock();
+            table.add_increased(arriving.here(), after);
             after
         } else {
             accepted
@@ -432,6 +429,7 @@ impl Table {
         })
     }
 
+    /// Records that a cookie was stored with an increased time. `here` is its acceptance by the clock of this host.
     fn add_increased(&mut self, here: UnixMicros, to: UnixMicros) {
         let before = self.increased.range(..=here).next_back();
         if before.is_some_and(|(_, before)| *before >= to) {

@@ -23,6 +23,7 @@ use super::{
     MongodbStore,
     connection::{Connection, write as run_write},
     int,
+    server::ACKNOWLEDGE_MILLIS,
 };
 use crate::{
     batch::{Batch, Cursor},
@@ -81,8 +82,12 @@ impl Cookies for MongodbStore {
         Ok(())
     }
 
+    /// Detects a server that is not a primary, lacks permissions, blocks writes (`fsyncLock`), or cannot acknowledge them: the
+    /// collection of cursors must be writable.
     async fn ping(&self) -> Result<(), StoreError> {
-        self.check_writable().await
+        let connection = self.connection().await?;
+        self.write_no_op(connection, doc! { "wtimeout": ACKNOWLEDGE_MILLIS })
+            .await
     }
 
     fn hang_timeout(&self) -> Option<Duration> {

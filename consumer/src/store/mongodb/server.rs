@@ -11,13 +11,13 @@ use super::{
     cookies::CURSORS,
     error_class::{Failure, write_errors},
 };
-use crate::store::{Receipt, StoreError};
+use crate::store::{Cookies as _, Receipt, StoreError};
 
 /// Maximum response time of an available server.
 pub(super) const AVAILABLE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Timeout of a check for the acknowledgment of other members.
-const ACKNOWLEDGE_MILLIS: i32 = 3_000;
+pub(super) const ACKNOWLEDGE_MILLIS: i32 = 3_000;
 
 impl MongodbStore {
     /// The server process that receives the writes.
@@ -47,17 +47,9 @@ impl MongodbStore {
         Err(StoreError::Unavailable(why.to_owned()))
     }
 
-    /// Checks that the collection of cursors is writable, without changing it. Detects a server that is not a primary, lacks
-    /// permissions, blocks writes (`fsyncLock`), or cannot acknowledge them.
-    pub(super) async fn check_writable(&self) -> Result<(), StoreError> {
-        let connection = self.connection().await?;
-        self.write_no_op(connection, doc! { "wtimeout": ACKNOWLEDGE_MILLIS })
-            .await
-    }
-
     /// Whether the server responds to writes. Then a failure concerns only one database.
     pub(super) async fn is_server_available(&self) -> bool {
-        let check = timeout(AVAILABLE_WITHIN, self.check_writable()).await;
+        let check = timeout(AVAILABLE_WITHIN, self.ping()).await;
         check.is_ok_and(|check| check.is_ok())
     }
 
@@ -85,7 +77,8 @@ impl MongodbStore {
         self.write_no_op(connection, doc! { "j": true }).await
     }
 
-    async fn write_no_op(
+    /// Writes to the collection of cursors without changing it.
+    pub(super) async fn write_no_op(
         &self,
         connection: &Connection,
         more_concern: Document,

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     batch::Batch,
-    store::{StoreError, WriteOutcome},
+    store::{Cookies as _, StoreError, WriteOutcome},
 };
 
 /// Maximum time without a reply of a collection after all others are done, and maximum time of the server check. A command
@@ -184,7 +184,7 @@ impl BatchWrite<'_> {
         if !self.running.values().all(is_silent) {
             return Ok(());
         }
-        match timeout(SILENCE_MAX, self.store.check_writable()).await {
+        match timeout(SILENCE_MAX, self.store.ping()).await {
             Ok(result) => result?,
             Err(_) => return Ok(()),
         }
