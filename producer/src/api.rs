@@ -48,7 +48,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use self::{
-    bulk::ROW_OUTCOMES,
+    bulk::row_outcomes,
     idempotency::Idempotency,
     problem::{FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, TOO_MANY, UNAUTHORIZED, respond},
     tokens::Client,
@@ -143,7 +143,7 @@ impl Api {
                 parts,
                 tokens,
                 requests: counters(registry, producer::API_REQUESTS, statuses)?,
-                rows: counters(registry, producer::API_ROWS, ROW_OUTCOMES)?,
+                rows: counters(registry, producer::API_ROWS, row_outcomes())?,
             }),
         })
     }

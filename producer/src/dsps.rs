@@ -53,18 +53,9 @@ const TALLY_MAX: usize = 64;
 /// Index of accepted requests. The index of a rejection is its discriminant plus one.
 const ACCEPTED: usize = 0;
 
-/// Index of the first rejection in [`OBSERVED`]. Such requests are accepted, so they have two or more outcomes.
+/// Index of the first rejection that is only observed. Such requests are accepted, so they have two or more outcomes.
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
-const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
-
-/// Rejections that a contract or the privacy check only observes.
-const OBSERVED: [Rejection; 5] = [
-    Rejection::BuyerMacro,
-    Rejection::BuyerSentinel,
-    Rejection::BuyerTooLongForDsp,
-    Rejection::BuyerPattern,
-    Rejection::Privacy,
-];
+const OUTCOMES: usize = WOULD_REFUSE + Rejection::ALL.len();
 
 /// Represents an invalid DSP id; no DSP has this id.
 const NONE: DspId = DspId::NONE;
@@ -154,9 +145,7 @@ impl Tally {
     #[inline]
     pub fn note_observed(&mut self, dsp_id: DspId, observed: [Option<Rejection>; 2]) {
         for rejection in observed.into_iter().flatten() {
-            if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
-                self.push(dsp_id, WOULD_REFUSE + index);
-            }
+            self.push(dsp_id, WOULD_REFUSE + rejection as usize);
         }
     }
 
@@ -399,10 +388,7 @@ impl DspsShared {
 fn outcome_label(outcome: usize) -> &'static str {
     match outcome.checked_sub(1) {
         None => "accepted",
-        Some(index) => match index.checked_sub(Rejection::ALL.len()) {
-            None => Rejection::ALL[index].label(),
-            Some(index) => OBSERVED[index].label(),
-        },
+        Some(index) => Rejection::ALL[index % Rejection::ALL.len()].label(),
     }
 }
 

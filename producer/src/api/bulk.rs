@@ -19,7 +19,7 @@ use super::{
     problem::{OTHER_BODY, Problem, UNAUTHORIZED, respond},
     tokens::Client,
 };
-use crate::contracts::rejection::Rejection;
+use crate::contracts::rejection::{Cause, Rejection};
 
 /// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;
@@ -41,23 +41,22 @@ pub(super) const FORBIDDEN_DSP: RowError = "forbidden_dsp";
 pub(super) const TOO_OLD: RowError = "too_old";
 
 /// The values of the metric label.
-pub(super) const ROW_OUTCOMES: [&str; 14] = [
-    "accepted",
-    "dropped",
-    MALFORMED,
-    USER_INVALID,
-    DSP_INVALID,
-    BUYER_INVALID,
-    FORBIDDEN_DSP,
-    TOO_OLD,
-    // Rejections by the contract of the DSP.
-    Rejection::DspUnknown.label(),
-    Rejection::DspBlocked.label(),
-    Rejection::BuyerMacro.label(),
-    Rejection::BuyerSentinel.label(),
-    Rejection::BuyerTooLongForDsp.label(),
-    Rejection::BuyerPattern.label(),
-];
+pub(super) fn row_outcomes() -> impl Iterator<Item = &'static str> {
+    let contract = Rejection::ALL.iter().copied();
+    let contract = contract.filter(|it| it.cause() == Cause::Contract);
+    [
+        "accepted",
+        "dropped",
+        MALFORMED,
+        USER_INVALID,
+        DSP_INVALID,
+        BUYER_INVALID,
+        FORBIDDEN_DSP,
+        TOO_OLD,
+    ]
+    .into_iter()
+    .chain(contract.map(Rejection::label))
+}
 
 /// The results of the rows.
 #[derive(Debug, Default, Serialize)]

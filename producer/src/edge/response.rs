@@ -6,7 +6,10 @@ use proto::wire::CookieRef;
 
 use super::opt_out::Page;
 use crate::contracts::{
-    Contract, RefusedAnswer, answer::Answer, privacy::Signals, rejection::Rejection,
+    Contract, RefusedAnswer,
+    answer::Answer,
+    privacy::Signals,
+    rejection::{Cause, Rejection},
 };
 
 /// Outcome of one request.
@@ -36,22 +39,16 @@ pub(super) fn answer_to_refused(
     contract: &Contract,
     format: Option<Answer>,
 ) -> Option<Answer> {
-    use Rejection as R;
     let without_ids = answer_without_ids(contract, format);
-    match rejection {
+    match (rejection, rejection.cause()) {
         // Prebid Server accepts an empty uid, and deletes the match.
-        R::BuyerEmpty => format,
-        R::OptedOut => Some(without_ids),
-        R::Privacy if format.is_some() => None,
-        R::DspBlocked
-        | R::DspUnknown
-        | R::BuyerMacro
-        | R::BuyerSentinel
-        | R::BuyerTooLongForDsp
-        | R::BuyerPattern
-        | R::Privacy
-        | R::UserNotKept => (contract.refused == RefusedAnswer::Answer).then_some(without_ids),
-        _ => None,
+        (Rejection::BuyerEmpty, _) => format,
+        (Rejection::OptedOut, _) => Some(without_ids),
+        (_, Cause::Request) => None,
+        (_, Cause::Privacy) if format.is_some() => None,
+        (_, Cause::Contract | Cause::Privacy | Cause::Browser) => {
+            (contract.refused == RefusedAnswer::Answer).then_some(without_ids)
+        }
     }
 }
 
