@@ -134,13 +134,12 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Report> {
         let was_restarted = |node: usize| injector.restarted.contains(&node);
         run.verify(sources, &explain, &was_restarted).await
     };
-    let kinds: Vec<_> = kinds.iter().map(|(kind, _)| *kind).collect();
     let mut report = report::report(&RunData {
         args,
         seed,
         load_run: &load_run,
         settled,
-        kinds: &kinds,
+        edge_is_affected: kinds.iter().any(|(kind, _)| kind.affects_edge()),
         injector: &injector,
         allowed: &allowed,
         verification: &verification,

@@ -47,10 +47,10 @@ impl AllowedLosses {
     pub(super) fn new(log: &str, observations: &[Observation], now: ClockPair) -> Self {
         let all = ReportedLoss::all(log);
         let reported = ReportedTotals::of(&all);
-        let producers = observations.last();
-        let producers: Vec<_> = producers.into_iter().flat_map(producer_names).collect();
+        let last = observations.last().into_iter();
+        let producers: Vec<_> = last.flat_map(|last| last.of(Role::Producer)).collect();
         let allowed = all.iter().filter_map(|lost| {
-            let producer = producers.iter().position(|name| *name == lost.producer)?;
+            let producer = producers.iter().position(|it| it.name == lost.producer)?;
             let (from, until) = lost.accepted(observations, now);
             Some(AllowedLoss {
                 producer,
@@ -134,10 +134,6 @@ impl ReportedTotals {
         }
         totals
     }
-}
-
-fn producer_names(at: &Observation) -> impl Iterator<Item = &str> {
-    at.of(Role::Producer).map(|observed| observed.name.as_str())
 }
 
 /// Merges losses with overlapping times.

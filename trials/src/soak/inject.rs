@@ -21,21 +21,13 @@ use super::plan::{Fault, FaultKind, FaultTarget};
 /// How long a clean shutdown may take; longer than the drain timeout of the processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// An injected fault, or its end.
-#[derive(Debug, Clone)]
-pub(super) struct FaultEvent {
-    /// Seconds since the start of the load.
-    pub(super) seconds: f64,
-    /// Description of the event.
-    pub(super) description: String,
-}
-
 /// Injector of planned faults.
 #[derive(Debug)]
 pub(super) struct FaultInjector {
     pending: VecDeque<Fault>,
     active: Vec<ActiveFault>,
-    pub(super) events: Vec<FaultEvent>,
+    /// Injected faults and their ends, with their times in seconds since the start of the load.
+    pub(super) events: Vec<(f64, String)>,
     /// Number of kills of producers.
     pub(super) killed: usize,
     /// Nodes whose consumer was killed or restarted.
@@ -116,28 +108,29 @@ impl FaultInjector {
     fn advance(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
         for index in 0..self.active.len() {
             let ActiveFault { fault, stage } = self.active[index];
-            if let Stage::Partitioned(until) = stage {
-                if elapsed < until {
+            let ended = match stage {
+                Stage::Suspended(until) | Stage::Down(until) | Stage::Partitioned(until)
+                    if elapsed < until =>
+                {
                     continue;
                 }
-                let (name, node_network) = node_network(cluster, fault.target)?;
-                node_network.heal()?;
-                self.active.remove(index);
-                return Ok(Some(format!("{name} reconnected")));
-            }
-            let (name, process) = process_of(cluster, fault.target)?;
-            match stage {
-                Stage::Suspended(until) if elapsed >= until => {
-                    process.signal(Signal::CONT)?;
-                    self.active.remove(index);
-                    return Ok(Some(format!("{name} resumed")));
+                Stage::Partitioned(_) => {
+                    let (name, node_network) = node_network(cluster, fault.target)?;
+                    node_network.heal()?;
+                    format!("{name} reconnected")
                 }
-                Stage::Down(until) if elapsed >= until => {
+                Stage::Suspended(_) => {
+                    let (name, process) = process_of(cluster, fault.target)?;
+                    process.signal(Signal::CONT)?;
+                    format!("{name} resumed")
+                }
+                Stage::Down(_) => {
+                    let (name, process) = process_of(cluster, fault.target)?;
                     process.restart()?;
-                    self.active.remove(index);
-                    return Ok(Some(format!("{name} restarted")));
+                    format!("{name} restarted")
                 }
                 Stage::Terminating(began) => {
+                    let (name, process) = process_of(cluster, fault.target)?;
                     let Some(status) = process.exit_status()? else {
                         if elapsed > began + STOP_TIMEOUT {
                             process.kill()?;
@@ -154,19 +147,20 @@ impl FaultInjector {
                     self.active[index].stage = Stage::Down(elapsed + fault.duration);
                     return Ok(Some(format!("{name} exited ({status})")));
                 }
-                _ => {}
-            }
+            };
+            self.active.remove(index);
+            return Ok(Some(ended));
         }
         Ok(None)
     }
 
     fn strike(&mut self, cluster: &mut Cluster, fault: Fault, elapsed: Duration) -> Result<String> {
-        let seconds = fault.duration.as_secs_f64();
+        let (seconds, until) = (fault.duration.as_secs_f64(), elapsed + fault.duration);
         if let Some(direction) = fault.kind.partition() {
             let ports = cluster.stream_ports();
             let (name, node_network) = node_network(cluster, fault.target)?;
             node_network.partition(direction, &ports)?;
-            let stage = Stage::Partitioned(elapsed + fault.duration);
+            let stage = Stage::Partitioned(until);
             self.active.push(ActiveFault { fault, stage });
             let packets = match direction {
                 Direction::Both => "all packets dropped",
@@ -176,32 +170,22 @@ impl FaultInjector {
             return Ok(format!("{name} partitioned for {seconds:.1} s: {packets}"));
         }
         let (name, process) = process_of(cluster, fault.target)?;
-        let (stage, description) = match fault.kind {
+        let (stage, what) = match fault.kind {
             FaultKind::StopConsumer | FaultKind::StopMongod | FaultKind::StopProducer => {
                 process.signal(Signal::STOP)?;
-                let until = elapsed + fault.duration;
-                (
-                    Stage::Suspended(until),
-                    format!("{name} suspended for {seconds:.1} s"),
-                )
+                (Stage::Suspended(until), "suspended for")
             }
             FaultKind::RestartConsumer | FaultKind::RestartMongod | FaultKind::RestartProducer => {
                 process.signal(Signal::TERM)?;
-                (
-                    Stage::Terminating(elapsed),
-                    format!("{name} terminated, down for {seconds:.1} s"),
-                )
+                (Stage::Terminating(elapsed), "terminated, down for")
             }
             // Partitions were handled above.
             _ => {
                 process.kill()?;
-                let until = elapsed + fault.duration;
-                (
-                    Stage::Down(until),
-                    format!("{name} killed, down for {seconds:.1} s"),
-                )
+                (Stage::Down(until), "killed, down for")
             }
         };
+        let description = format!("{name} {what} {seconds:.1} s");
         self.killed += usize::from(fault.kind == FaultKind::KillProducer);
         if let (FaultKind::KillConsumer | FaultKind::RestartConsumer, FaultTarget::Consumer(node)) =
             (fault.kind, fault.target)
@@ -230,10 +214,7 @@ impl FaultInjector {
         if let Some(description) = description {
             let seconds = elapsed.as_secs_f64();
             eprintln!("{seconds:>7.1} s  {description}");
-            self.events.push(FaultEvent {
-                seconds,
-                description,
-            });
+            self.events.push((seconds, description));
         }
         Ok(())
     }

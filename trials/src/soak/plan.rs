@@ -159,30 +159,22 @@ impl Fault {
     }
 
     fn collides_with(&self, other: &Self) -> bool {
-        let apart =
-            |earlier: &Self, later: &Self, pause: Duration| earlier.end() + pause <= later.at;
-        let pause_after = |fault: &Self, next: &Self| {
-            let mut pause = Duration::ZERO;
-            if fault.target == next.target {
-                pause = PAUSE;
-            }
-            if next.kind == FaultKind::RestartProducer {
-                pause = pause.max(BEFORE_RESTART);
-            }
-            if next.kind == FaultKind::RestartProducer && fault.kind.partition().is_some() {
-                pause = pause.max(RESTART_AFTER_PARTITION);
-            }
-            if fault.kind == FaultKind::RestartProducer {
-                pause = pause.max(AFTER_RESTART);
-            }
-            pause
+        // Faults without a required pause may overlap.
+        let apart = |fault: &Self, next: &Self| {
+            let is_partition = fault.kind.partition().is_some();
+            let [after_restart, before_restart] =
+                [fault, next].map(|it| it.kind == FaultKind::RestartProducer);
+            let pauses = [
+                (fault.target == next.target, PAUSE),
+                (before_restart, BEFORE_RESTART),
+                (before_restart && is_partition, RESTART_AFTER_PARTITION),
+                (after_restart, AFTER_RESTART),
+            ];
+            let pauses = pauses.into_iter().filter(|(is_needed, _)| *is_needed);
+            let pause = pauses.map(|(_, pause)| pause).max();
+            pause.is_none_or(|pause| fault.end() + pause <= next.at)
         };
-        let is_free = self.target != other.target
-            && self.kind != FaultKind::RestartProducer
-            && other.kind != FaultKind::RestartProducer;
-        !is_free
-            && !apart(self, other, pause_after(self, other))
-            && !apart(other, self, pause_after(other, self))
+        !apart(self, other) && !apart(other, self)
     }
 }
 

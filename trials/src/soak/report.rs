@@ -14,9 +14,7 @@ use testkit::{
 };
 use tokio::time::Instant;
 
-use super::{
-    allowed_losses::AllowedLosses, args::SoakArgs, inject::FaultInjector, plan::FaultKind,
-};
+use super::{allowed_losses::AllowedLosses, args::SoakArgs, inject::FaultInjector};
 
 /// Data of a finished run.
 pub(super) struct RunData<'a> {
@@ -24,7 +22,7 @@ pub(super) struct RunData<'a> {
     pub(super) seed: u64,
     pub(super) load_run: &'a LoadRun,
     pub(super) settled: Settlement,
-    pub(super) kinds: &'a [FaultKind],
+    pub(super) edge_is_affected: bool,
     pub(super) injector: &'a FaultInjector,
     /// Allowed losses by node name.
     pub(super) allowed: &'a [(String, AllowedLosses)],
@@ -45,9 +43,9 @@ pub(super) fn report(run: &RunData<'_>) -> Report {
     );
     let mut report = Report::new("soak", &title);
     report.seconds = outcome.seconds;
-    let events = run.injector.events.iter().map(|event| {
-        let when = SECONDS.of("time", event.seconds);
-        let what = Measurement::text("event", event.description.clone());
+    let events = run.injector.events.iter().map(|(seconds, description)| {
+        let when = SECONDS.of("time", *seconds);
+        let what = Measurement::text("event", description);
         Row::new("", [when, what])
     });
     report.add("Faults", "", events.collect::<Vec<_>>());
@@ -64,9 +62,8 @@ pub(super) fn report(run: &RunData<'_>) -> Report {
     });
     report.add("Reported by the consumers", "", nodes.collect::<Vec<_>>());
     run.verification.add_to(&mut report);
-    let edge_is_affected = run.kinds.iter().any(|kind| kind.affects_edge());
     let failed = outcome.counts.errors();
-    if failed > 0 && !edge_is_affected {
+    if failed > 0 && !run.edge_is_affected {
         report.failures.push(format!(
             "{failed} requests were rejected or unanswered, although no fault affected a producer"
         ));
