@@ -133,9 +133,6 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Report> {
             ""
         },
     ));
-    let observations = run.observer.observations();
-    report.plots = observations
-        .first()
-        .map_or_else(Vec::new, |first| plots(observations, first.at));
+    report.plots = plots(run.observer.observations(), run.started);
     Ok(report)
 }

@@ -21,10 +21,12 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     };
     let line = |name: &str, value: &dyn Fn(&Observation, &Observation) -> f64| {
         let seconds = |at: &Observation| at.at.saturating_duration_since(start).as_secs_f64();
-        let points = pairs
-            .iter()
-            .map(|(before, now)| (seconds(now), value(before, now)));
-        Series::new(name, points)
+        let points = pairs.iter();
+        let points = points.map(|(before, now)| (seconds(now), value(before, now)));
+        Series {
+            name: name.to_owned(),
+            points: points.collect(),
+        }
     };
     let mut rate = vec![line("accepted", &|before, now| {
         now.accepted_per_second(before)

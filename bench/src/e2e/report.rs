@@ -31,7 +31,7 @@ pub(super) fn report(args: &ClusterArgs, steps: &[Step]) -> Report {
         let name = |item: &str| format!("{}/s {item}", step.rate);
         used.extend(
             step.processes()
-                .map(|it| Row::new(name(it.name), process(&it))),
+                .map(|it| Row::new(name(&it.sample.name), process(&it))),
         );
         let nodes = step.nodes();
         counts.extend(nodes.map(|(node, counts)| Row::new(name(node), outcomes(&counts))));
@@ -101,8 +101,8 @@ fn process(used: &ProcessUse<'_>) -> [Measurement; 4] {
     [
         DECIMAL.of("cores", used.cores),
         CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
-        MEBIBYTES.of("resident", used.resident_bytes),
-        MEBIBYTES.of("peak", used.peak_bytes),
+        MEBIBYTES.of("resident", used.sample.memory.resident_bytes),
+        MEBIBYTES.of("peak", used.sample.memory.peak_bytes),
     ]
 }
 

@@ -4,7 +4,7 @@
 use metric_defs::MetricDef;
 use testkit::{
     numbers::{duration, grouped, per_second, rate},
-    observe::{Observation, ProcessCounts, Role},
+    observe::{Observation, ProcessCounts, ProcessSample, Role},
     scrape::{Buckets, names},
 };
 
@@ -42,16 +42,12 @@ pub(super) struct Step {
 
 /// Resource usage of a process.
 pub(super) struct ProcessUse<'a> {
-    pub(super) name: &'a str,
-    pub(super) role: Role,
+    /// The process at the end of the step.
+    pub(super) sample: &'a ProcessSample,
     /// Cores used during the load.
     pub(super) cores: f64,
     /// CPU time per accepted cookie, until all cookies were stored.
     pub(super) cpu_micros_per_cookie: f64,
-    /// Resident memory at the end of the step.
-    pub(super) resident_bytes: u64,
-    /// Peak resident memory.
-    pub(super) peak_bytes: u64,
 }
 
 impl Step {
@@ -92,12 +88,6 @@ impl Step {
         per_second(self.accepted(), self.load_run.outcome.seconds)
     }
 
-    /// Requests with another response.
-    pub(super) fn rejected(&self) -> u64 {
-        let counts = &self.load_run.outcome.counts;
-        counts.errors() - counts.unanswered
-    }
-
     /// Cookies accepted but not stored on the slowest node at the end of the load.
     pub(super) fn backlog(&self) -> u64 {
         self.load_run.after.backlog()
@@ -130,21 +120,18 @@ impl Step {
         let cores = after.cores_since(before);
         let pairs = self.end.processes.iter().zip(&before.processes).zip(cores);
         pairs.map(|((now, then), cores)| ProcessUse {
-            name: &now.name,
-            role: now.role,
+            sample: now,
             cores,
             cpu_micros_per_cookie: micros_per(
                 now.cpu.saturating_sub(then.cpu).as_secs_f64(),
                 self.accepted(),
             ),
-            resident_bytes: now.memory.resident_bytes,
-            peak_bytes: now.memory.peak_bytes,
         })
     }
 
     /// Sum over all processes of a role.
     pub(super) fn sum(&self, role: Role, of: impl Fn(&ProcessUse<'_>) -> f64) -> f64 {
-        let processes = self.processes().filter(|used| used.role == role);
+        let processes = self.processes().filter(|used| used.sample.role == role);
         processes.fold(0.0, |sum, used| sum + of(&used))
     }
 
@@ -174,11 +161,7 @@ impl Step {
 
     /// `yes` or `no`, depending on whether the rate was sustained; or the reason why this is unknown.
     pub(super) fn verdict(&self) -> &'static str {
-        let sustained = if self.failure_reason().is_none() {
-            "yes"
-        } else {
-            "no"
-        };
+        let sustained = self.failure_reason().map_or("yes", |_| "no");
         self.ended_early.unwrap_or(sustained)
     }
 
@@ -212,7 +195,10 @@ impl Step {
         let mut failures = Vec::new();
         let counts = &self.load_run.outcome.counts;
         for (count, problem) in [
-            (self.rejected(), "were rejected by the edge"),
+            (
+                counts.errors() - counts.unanswered,
+                "were rejected by the edge",
+            ),
             (counts.unanswered, "received no response"),
             (self.increase(names::LOST), "were lost"),
             (self.increase(names::FAILED), "could not be stored"),

@@ -1,21 +1,21 @@
 //! A keep-alive connection that is reopened when it breaks.
 
-use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use tokio::{
     net::TcpStream,
-    time::{self, Instant, sleep},
+    time::{self, sleep},
 };
 
-use super::{history::History, pacer::Pacer, plan::Task, recorder::Recorder, session::Session};
+use super::{history::History, session::Session};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection with its state, which survives reconnects.
 pub(super) struct Connection {
-    stream: Option<TcpStream>,
-    session: Session,
+    pub(super) stream: Option<TcpStream>,
+    pub(super) session: Session,
 }
 
 /// Opens a TCP connection.
@@ -28,20 +28,6 @@ pub(super) async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Connection {
-    /// A connection for `task` over an open stream.
-    pub(super) fn new(
-        task: Task,
-        stream: TcpStream,
-        started: Instant,
-        pacer: Rc<Pacer>,
-        recorder: Rc<RefCell<Recorder>>,
-    ) -> Self {
-        Self {
-            stream: Some(stream),
-            session: Session::new(task, started, pacer, recorder),
-        }
-    }
-
     /// Sends all requests and reads all responses. Cancel-safe: [`finish`](Self::finish) continues it.
     pub(super) async fn run(&mut self) {
         loop {

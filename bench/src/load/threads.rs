@@ -18,6 +18,7 @@ use super::{
     pacer::Pacer,
     plan::{Plan, Task},
     recorder::Recorder,
+    session::Session,
 };
 
 /// Connections that are opened concurrently.
@@ -99,13 +100,9 @@ async fn run(
     let mut running = JoinSet::new();
     for (task, stream) in opened {
         let (stop, stream) = (stop.clone(), TcpStream::from_std(stream)?);
-        let mut connection = Connection::new(
-            task,
-            stream,
-            started,
-            Rc::clone(&pacer),
-            Rc::clone(&recorder),
-        );
+        let session = Session::new(task, started, Rc::clone(&pacer), Rc::clone(&recorder));
+        let stream = Some(stream);
+        let mut connection = Connection { stream, session };
         running.spawn_local(async move {
             tokio::select! {
                 biased;

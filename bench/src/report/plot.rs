@@ -17,21 +17,17 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
     /// Heading.
-    pub title: String,
+    pub title: &'static str,
     /// Label of the vertical axis, with its unit.
-    pub y: String,
+    pub y: &'static str,
     /// The lines.
     pub series: Vec<Series>,
 }
 
 impl Plot {
     /// A plot of these lines.
-    pub fn new(title: &str, y: &str, series: Vec<Series>) -> Self {
-        Self {
-            title: title.to_owned(),
-            y: y.to_owned(),
-            series,
-        }
+    pub fn new(title: &'static str, y: &'static str, series: Vec<Series>) -> Self {
+        Self { title, y, series }
     }
 }
 
@@ -42,16 +38,6 @@ pub struct Series {
     pub name: String,
     /// Points in ascending order of x. A value that is not finite interrupts the line; it is `null` in JSON.
     pub points: Vec<(f64, f64)>,
-}
-
-impl Series {
-    /// A line through `points`.
-    pub fn new(name: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self {
-            name: name.to_owned(),
-            points: points.into_iter().collect(),
-        }
-    }
 }
 
 /// Colors for all kinds of color vision, after Okabe and Ito.
@@ -112,7 +98,7 @@ fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()>
     let y = range(shown.map(|point| point.1).chain([0.0]));
     area.fill(&WHITE).map_err(drawing)?;
     let mut chart = ChartBuilder::on(area)
-        .caption(&plot.title, (FONT, 18))
+        .caption(plot.title, (FONT, 18))
         .margin(MARGIN)
         .margin_right(LEGEND_WIDTH)
         .x_label_area_size(LABEL_AREA)
@@ -124,7 +110,7 @@ fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()>
         .light_line_style(WHITE)
         .bold_line_style(GRAY)
         .x_desc("seconds since the start")
-        .y_desc(&plot.y)
+        .y_desc(plot.y)
         .label_style((FONT, TEXT_SIZE))
         .x_label_formatter(&|value| si(*value))
         .y_label_formatter(&|value| si(*value))

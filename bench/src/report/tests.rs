@@ -20,7 +20,7 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     }
 }
 
-fn plot(name: &str, series: Vec<Series>) -> Plot {
+fn plot(name: &'static str, series: Vec<Series>) -> Plot {
     Plot::new(name, "latency, ms", series)
 }
 

@@ -31,9 +31,10 @@ fn failures(outcome: &SubscribeOutcome) -> Vec<String> {
         let count = grouped(outcome.total.violations);
         format!("The producer violated the protocol {count} times; first: {first}.")
     });
-    let too_few = outcome.args.requests.filter(|_| outcome.has_too_few());
+    let [min, _] = outcome.received_per_stream;
+    let too_few = outcome.args.requests.filter(|count| min < *count);
     let too_few = too_few.map(|count| {
-        let (min, count) = (grouped(outcome.received_per_stream[0]), grouped(count));
+        let (min, count) = (grouped(min), grouped(count));
         format!("A stream received {min} cookies instead of {count}.")
     });
     violation.into_iter().chain(too_few).collect()

@@ -79,18 +79,11 @@ impl StreamCounts {
     }
 }
 
-/// Epoch and next expected sequence number of a stream.
-#[derive(Debug)]
-struct Position {
-    epoch: Epoch,
-    next_sequence: Sequence,
-}
-
 pub(super) struct Stream {
     args: SubscribeArgs,
     security: Security,
     name: String,
-    position: Option<Position>,
+    position: Option<(Epoch, Sequence)>,
     counts: StreamCounts,
 }
 
@@ -178,10 +171,7 @@ impl Stream {
             .ok_or_else(|| Status::unavailable("the stream ended before its Hello message"))?;
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Event(Event::Hello(hello))) => {
-                self.position = Some(Position {
-                    epoch: Epoch(hello.epoch),
-                    next_sequence: Sequence(hello.first_sequence),
-                });
+                self.position = Some((Epoch(hello.epoch), Sequence(hello.first_sequence)));
                 Ok(messages)
             }
             other => {
@@ -247,8 +237,7 @@ impl Stream {
     }
 
     fn control_event(&mut self, event: Event) {
-        let at = self.position.as_ref();
-        let (epoch, next) = at.map_or_else(Default::default, |at| (at.epoch, at.next_sequence));
+        let (epoch, next) = self.position.unwrap_or_default();
         match event {
             Event::Gap(gap) if gap.last_sequence < gap.first_sequence => {
                 self.violation(|| format!("an empty gap: {gap:?}"));
@@ -284,11 +273,10 @@ impl Stream {
 
     /// Checks that `first` is the next sequence number, and continues after `last`.
     fn follows(&mut self, epoch: Epoch, first: Sequence, last: Sequence) {
-        let Some(position) = &mut self.position else {
+        let Some((expected_epoch, next)) = &mut self.position else {
             return;
         };
-        let (expected_epoch, expected) = (position.epoch, position.next_sequence);
-        position.next_sequence = last + 1;
+        let (expected_epoch, expected) = (*expected_epoch, std::mem::replace(next, last + 1));
         if epoch != expected_epoch {
             self.violation(|| format!("epoch {epoch} in a stream of epoch {expected_epoch}"));
         } else if first != expected {

@@ -85,11 +85,4 @@ impl SubscribeOutcome {
     pub(super) fn detects_loss(&self) -> bool {
         self.args.call == Call::Subscribe
     }
-
-    /// Whether a stream received fewer cookies than requested.
-    pub(super) fn has_too_few(&self) -> bool {
-        self.args
-            .requests
-            .is_some_and(|count| self.received_per_stream[0] < count)
-    }
 }

@@ -120,13 +120,8 @@ impl NewestRequests {
         }
         let responded = source.requests.responded_by(request.number.into());
         self.times.iter().all(|(producer, sent_after)| {
-            let same = *producer == source.producer;
-            *sent_after
-                <= if same {
-                    responded
-                } else {
-                    responded + PRODUCER_CLOCK_MARGIN
-                }
+            let is_other = *producer != source.producer;
+            *sent_after <= responded || is_other && *sent_after <= responded + PRODUCER_CLOCK_MARGIN
         })
     }
 }
