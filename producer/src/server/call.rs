@@ -24,7 +24,8 @@ use tower::Service;
 
 use super::{
     calls::{Grant, is_stream},
-    pipe::{Data, Pipe, PipeEnd, SentResponse},
+    pipe::{self, Data, Pipe, PipeEnd},
+    status::trailers,
 };
 use crate::streams::{CallError, in_flight::InFlight};
 
@@ -122,10 +123,10 @@ pub(super) async fn run(
     }
     let pipe = Pipe::new(body, out, in_flight.clone(), early_end);
     // This drops the body and its lease, so that the subscriber counts as disconnected.
-    let (ended, sent) = pipe.run().await;
+    let (ended, out) = pipe.run().await;
     drop(in_progress);
     if let Some(in_flight) = in_flight {
-        let is_stuck = wait_released(ended, sent, &in_flight, &context.stopping)
+        let is_stuck = wait_released(ended, out, &in_flight, &context.stopping)
             .await
             .is_err();
         if is_stuck {
@@ -141,7 +142,7 @@ pub(super) async fn run(
 /// When HTTP/2 does not release them after the stream was reset.
 async fn wait_released(
     ended: PipeEnd,
-    mut sent: SentResponse,
+    mut out: SendStream<Data>,
     in_flight: &InFlight,
     stopping: &CancellationToken,
 ) -> Result<(), Elapsed> {
@@ -149,7 +150,7 @@ async fn wait_released(
         if ended == PipeEnd::Disconnected {
             let message =
                 "slow subscriber: bytes in flight to all streams exceed --in-flight-bytes";
-            sent.end(&Status::resource_exhausted(message));
+            pipe::end(&mut out, trailers(&Status::resource_exhausted(message)));
         }
         return Ok(());
     }
@@ -167,7 +168,8 @@ async fn wait_released(
         () = disconnect => {}
         () = end => {}
     }
-    sent.reset();
+    // This releases data that HTTP/2 has not begun to write. gRPC clients map the reason to `RESOURCE_EXHAUSTED`.
+    out.send_reset(Reason::ENHANCE_YOUR_CALM);
     timeout(RELEASE_GRACE, in_flight.released()).await
 }
 

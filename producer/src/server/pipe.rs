@@ -12,7 +12,8 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use h2::{Reason, SendStream};
+use h2::SendStream;
+use http::HeaderMap;
 use http_body::Body;
 use tonic::Status;
 
@@ -90,9 +91,9 @@ impl Pipe {
     }
 
     /// Sends the complete body and drops it. Its data may not be written yet.
-    pub(super) async fn run(mut self) -> (PipeEnd, SentResponse) {
+    pub(super) async fn run(mut self) -> (PipeEnd, SendStream<Data>) {
         let ended = std::future::poll_fn(|context| self.poll(context)).await;
-        (ended, SentResponse(self.out))
+        (ended, self.out)
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<PipeEnd> {
@@ -101,7 +102,7 @@ impl Pipe {
                 return Poll::Ready(PipeEnd::Ended);
             }
             if let Poll::Ready(status) = self.interrupt.as_mut().poll(context) {
-                let ended = status.map(|status| self.trailers(&status));
+                let ended = status.map(|status| end(&mut self.out, trailers(&status)));
                 return Poll::Ready(ended.unwrap_or(PipeEnd::Disconnected));
             }
             if self.next.is_none() {
@@ -139,65 +140,32 @@ impl Pipe {
         &mut self,
         frame: Option<Result<http_body::Frame<Bytes>, Status>>,
     ) -> Option<PipeEnd> {
-        let frame = match frame {
-            Some(Ok(frame)) => frame,
-            Some(Err(status)) => return Some(self.trailers(&status)),
-            None => return self.set_next(Bytes::new(), true),
+        let (bytes, last) = match frame.transpose() {
+            Ok(None) => (Bytes::new(), true),
+            Ok(Some(frame)) => match frame.into_data() {
+                Ok(bytes) => (bytes, self.body.is_end_stream()),
+                // A frame is either data or trailers; any other frame would be skipped.
+                Err(frame) => {
+                    let trailers = frame.into_trailers().ok();
+                    return trailers.map(|trailers| end(&mut self.out, trailers));
+                }
+            },
+            Err(status) => return Some(end(&mut self.out, trailers(&status))),
         };
-        match frame.into_data() {
-            Ok(bytes) => {
-                let last = self.body.is_end_stream();
-                self.set_next(bytes, last)
-            }
-            // A frame is either data or trailers; any other frame would be skipped.
-            Err(frame) => frame
-                .into_trailers()
-                .ok()
-                .map(|trailers| self.send_trailers(trailers)),
-        }
-    }
-
-    fn set_next(&mut self, bytes: Bytes, last: bool) -> Option<PipeEnd> {
         let charge = self.in_flight.as_ref();
-        let charge = charge.map(|in_flight| in_flight.charge(bytes.len()));
-        let data = Data {
-            bytes,
-            _charge: charge,
-        };
-        self.next = Some((data, last));
+        let _charge = charge.map(|in_flight| in_flight.charge(bytes.len()));
+        self.next = Some((Data { bytes, _charge }, last));
         None
-    }
-
-    fn trailers(&mut self, status: &Status) -> PipeEnd {
-        self.send_trailers(trailers(status))
-    }
-
-    fn send_trailers(&mut self, trailers: http::HeaderMap) -> PipeEnd {
-        self.out.reserve_capacity(0);
-        // Fails if the stream is closed.
-        self.out.send_trailers(trailers).ok();
-        PipeEnd::Ended
     }
 }
 
-/// The send stream of a response that has ended.
-pub(super) struct SentResponse(SendStream<Data>);
-
-impl SentResponse {
-    /// Resets the stream, which releases data that HTTP/2 has not begun to write.
-    ///
-    /// gRPC clients map this reason to `RESOURCE_EXHAUSTED`.
-    pub(super) fn reset(&mut self) {
-        self.0.send_reset(Reason::ENHANCE_YOUR_CALM);
+/// Ends a response with these trailers, after all data that was sent.
+pub(super) fn end(out: &mut SendStream<Data>, trailers: HeaderMap) -> PipeEnd {
+    out.reserve_capacity(0);
+    if let Err(error) = out.send_trailers(trailers) {
+        tracing::debug!(%error, "stream closed before its trailers were sent");
     }
-
-    /// Ends the stream with `status`, after all data that was sent.
-    pub(super) fn end(mut self, status: &Status) {
-        self.0.reserve_capacity(0);
-        if let Err(error) = self.0.send_trailers(trailers(status)) {
-            tracing::debug!(%error, "stream closed before its trailers were sent");
-        }
-    }
+    PipeEnd::Ended
 }
 
 #[cfg(test)]

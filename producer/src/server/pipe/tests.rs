@@ -6,7 +6,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use http::{HeaderMap, Request, Response};
+use h2::Reason;
+use http::{Request, Response};
 use http_body::Frame;
 use runtime::metrics::Registry;
 use tokio::{io::DuplexStream, task::JoinSet};
@@ -132,7 +133,7 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InF
         let disconnect = in_flight.disconnect().clone();
         let (_, mut sent) = Pipe::new(body, out, Some(in_flight), pending()).run().await;
         disconnect.cancelled().await;
-        sent.reset();
+        sent.send_reset(Reason::ENHANCE_YOUR_CALM);
         pending::<()>().await;
     });
     loop {
@@ -222,7 +223,7 @@ async fn ended_stream_with_unwritten_bytes_can_be_disconnected() {
         (ended, in_flight.bytes()),
         (PipeEnd::Ended, FRAME_BYTES as u64)
     );
-    sent.reset();
+    sent.send_reset(Reason::ENHANCE_YOUR_CALM);
     in_flight.released().await;
 }
 
