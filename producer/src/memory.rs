@@ -28,8 +28,8 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
     };
     let with_tls =
         |bytes, is_encrypted: bool| bytes + usize::from(is_encrypted) * server::TLS_BYTES;
-    let http_connection = with_tls(edge::CONNECTION_BYTES, config.security.is_http_encrypted());
-    let grpc_connection = with_tls(server::CONNECTION_BYTES, config.security.is_encrypted());
+    let http_connection = with_tls(edge::CONNECTION_BYTES, config.security.http_tls.is_some());
+    let grpc_connection = with_tls(server::CONNECTION_BYTES, config.security.tls.is_some());
     [
         component("log", "`--log-bytes`", 1, config.retention.log_bytes),
         component(

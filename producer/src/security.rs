@@ -59,8 +59,10 @@ pub struct SecurityArgs {
 /// The validated settings and the content of their files, which `Debug` does not print.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
-    tls: Option<Arc<Reloader<Files>>>,
-    http_tls: Option<Arc<Reloader<Files>>>,
+    /// Certificate of the gRPC port; `None` if its connections are unencrypted.
+    pub(crate) tls: Option<Arc<Reloader<Files>>>,
+    /// Certificate of the HTTP port; `None` if its connections are unencrypted.
+    pub(crate) http_tls: Option<Arc<Reloader<Files>>>,
     /// Clients must present a certificate.
     requires_certificates: bool,
     token: Option<Arc<Reloader<token::File>>>,
@@ -156,16 +158,6 @@ impl Security {
             access.tokens = Some(Arc::new(check));
         }
         Ok(access)
-    }
-
-    /// Whether connections of the gRPC port are TLS.
-    pub(crate) fn is_encrypted(&self) -> bool {
-        self.tls.is_some()
-    }
-
-    /// Whether connections of the HTTP port are TLS.
-    pub(crate) fn is_http_encrypted(&self) -> bool {
-        self.http_tls.is_some()
     }
 
     /// How other hosts can read the streams at `address`.
