@@ -204,7 +204,7 @@ impl App {
         let context = subscription::Context {
             // Each host name has at least one address, even before it is resolved.
             producers_min: config.producers.producer.len(),
-            name: config.producers.name,
+            name: config.args.producers.name,
             network,
             security: config.security,
             producers,
@@ -213,7 +213,7 @@ impl App {
             metrics: metrics.subscription,
         };
         let discovery = discovery::run(
-            config.producers.producer,
+            config.args.producers.producer,
             Arc::new(context),
             buffer,
             self.data_path.clone(),

@@ -6,7 +6,7 @@
 mod args;
 mod parse;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, ffi::OsString, fmt, ops::Deref, path::PathBuf, sync::Arc};
 
 use runtime::{
     connect::credentials::{Security, load_files},
@@ -44,26 +44,14 @@ pub enum StoreConfig {
 /// Validated settings. Printed without secrets.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Producers and the name of this consumer.
-    pub producers: ProducersArgs,
+    /// All settings, as given.
+    pub args: Args,
     /// TLS and authentication.
     pub security: Security,
-    /// Store, batches and DSPs.
-    pub storage: StorageArgs,
-    /// TTLs and deduplication.
-    pub retention: RetentionArgs,
     /// TTLs of cookies. Clones share the TTLs that producers report.
     pub ttls: Ttls,
-    /// MongoDB options.
-    pub mongodb: MongodbArgs,
-    /// Expiry and compaction windows.
-    pub maintenance: MaintenanceArgs,
-    /// Admin port and shutdown.
-    pub process: ProcessArgs,
     /// Tokens of clients that may read all cookies.
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
-    /// Settings of every process.
-    pub common: CommonArgs,
 }
 
 impl Config {
@@ -73,6 +61,14 @@ impl Config {
     /// All configuration errors, ready to print. Also the output of `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
+    }
+}
+
+impl Deref for Config {
+    type Target = Args;
+
+    fn deref(&self) -> &Args {
+        &self.args
     }
 }
 
@@ -87,15 +83,9 @@ impl Settings for Args {
         let file = NamedFile::from_flag("--cookies-token-file", file).map(token::File::new);
         Config {
             security: Security::check(errors, &self.security, has_https),
-            producers: self.producers,
-            storage: self.storage,
             ttls: self.retention.ttls(),
-            retention: self.retention,
-            mongodb: self.mongodb,
-            maintenance: self.maintenance,
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
-            process: self.process,
-            common: self.common,
+            args: self,
         }
     }
 

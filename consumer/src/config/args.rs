@@ -38,22 +38,29 @@ Examples:
 #[derive(Debug, Clone, Parser)]
 #[command(name = "consumer", after_long_help = EXAMPLES)]
 pub struct Args {
+    /// Producers and the name of this consumer.
     #[command(flatten)]
-    pub(super) producers: ProducersArgs,
+    pub producers: ProducersArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
+    /// Store, batches and DSPs.
     #[command(flatten)]
-    pub(super) storage: StorageArgs,
+    pub storage: StorageArgs,
+    /// TTLs and deduplication.
     #[command(flatten)]
-    pub(super) retention: RetentionArgs,
+    pub retention: RetentionArgs,
+    /// MongoDB options.
     #[command(flatten)]
-    pub(super) mongodb: MongodbArgs,
+    pub mongodb: MongodbArgs,
+    /// Expiry and compaction windows.
     #[command(flatten)]
-    pub(super) maintenance: MaintenanceArgs,
+    pub maintenance: MaintenanceArgs,
+    /// Admin port and shutdown.
     #[command(flatten)]
-    pub(super) process: ProcessArgs,
+    pub process: ProcessArgs,
+    /// Settings of every process.
     #[command(flatten)]
-    pub(super) common: CommonArgs,
+    pub common: CommonArgs,
 }
 
 /// Producers and the name of this consumer.

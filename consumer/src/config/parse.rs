@@ -86,9 +86,8 @@ pub(super) const TTL_MIN: Duration = Duration::from_secs(1);
 /// Parses a DSP id and its time to live.
 pub(super) fn parse_dsp_ttl(text: &str) -> Result<(DspId, Duration), InvalidValue> {
     let parts = text.split_once('=');
-    let parsed =
-        parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse::<DspId>().ok()?, ttl.trim())));
-    match parsed.filter(|(dsp_id, _)| dsp_id.is_valid()) {
+    let parsed = parts.and_then(|(dsp_id, ttl)| Some((parse_dsp(dsp_id).ok()??, ttl.trim())));
+    match parsed {
         Some((dsp_id, ttl)) => Ok((dsp_id, time(TTL_MIN..=TIME_MAX)(ttl)?)),
         None => Err(format!("invalid TTL `{text}`; expected DSP=TIME, such as 17=7d").into()),
     }
