@@ -36,7 +36,8 @@ const REJECTED_CODES: [i32; 18] = [
 const DUPLICATE_KEY: i32 = 11_000;
 
 /// The collection of a command does not exist, or is a different one.
-const COLLECTION_UUID_MISMATCH: i32 = 361;
+pub(super) const COLLECTION_UUID_MISMATCH: i32 = 361;
+
 /// A server before 6.0 does not know an option of a command.
 pub(super) const UNKNOWN_FIELD: i32 = 40_415;
 
@@ -115,11 +116,6 @@ impl WriteError {
     /// Describes the error in one line.
     pub(super) fn explain(&self) -> String {
         error_text::command(self.code, "", &self.message)
-    }
-
-    /// Whether the collection was dropped.
-    pub(super) fn is_dropped(&self) -> bool {
-        self.code == COLLECTION_UUID_MISMATCH
     }
 
     /// Whether the error concerns the document and would occur again.

@@ -36,7 +36,7 @@ use super::{
         databases::{DspDatabases, collection_id},
         deleted_before,
         documents::{DELETES_PER_COMMAND_MAX, delete},
-        error_class::{Failure, WriteError, write_errors},
+        error_class::{COLLECTION_UUID_MISMATCH, Failure, WriteError, write_errors},
         first_batch, number,
     },
     command::{CollectionId, Kind},
@@ -226,7 +226,7 @@ impl CollectionWrite {
                 Ok(())
             }
             _ => {
-                if error.is_dropped() {
+                if error.code == COLLECTION_UUID_MISMATCH {
                     self.dsps.lock().remove_slot(self.dsp_id);
                 }
                 Err(error.failure())

@@ -70,9 +70,8 @@ struct Sweep<'a> {
     /// The time at which cookies expire.
     now: UnixMicros,
     pace: SweepPace,
-    began: Instant,
-    /// Time from the beginning until the window closes, or the next sweep.
-    time: Duration,
+    /// When the window closes, or the next sweep begins.
+    deadline: Instant,
     /// When the lease was last renewed.
     leased_at: Option<Instant>,
     scanned: u64,
@@ -126,11 +125,11 @@ impl MongodbStore {
             // The earlier of two clocks, in case the clock of this host is ahead.
             now: expiry.now.min(server_time(connection).await?),
             pace: SweepPace::new(self.commit_times.median()),
-            began: now,
-            time: expiry.time_left.unwrap_or_else(|| {
-                let ttls = due.iter().map(|due| self.options.ttls.of(due.dsp_id));
-                ttls.map(repeat_interval).fold(DAY, Duration::min)
-            }),
+            deadline: now
+                + expiry.time_left.unwrap_or_else(|| {
+                    let ttls = due.iter().map(|due| self.options.ttls.of(due.dsp_id));
+                    ttls.map(repeat_interval).fold(DAY, Duration::min)
+                }),
             leased_at: None,
             scanned: 0,
             deleted: 0,
@@ -251,7 +250,8 @@ impl Sweep<'_> {
             let remaining = self.waiting + if is_complete { 0 } else { pass.remaining() };
             self.report(timing.documents, 0, Some(remaining));
             // Pauses also before the next collection, because small collections take only one step.
-            let pause = self.pace.pause(&timing, remaining, self.time_left());
+            let time_left = self.deadline.saturating_duration_since(Instant::now());
+            let pause = self.pace.pause(&timing, remaining, time_left);
             tokio::select! {
                 () = self.expiry.stop.cancelled() => {}
                 () = sleep(pause) => {}
@@ -283,10 +283,6 @@ impl Sweep<'_> {
         let is_owner = self.store.other_owner().await?.is_none();
         self.leased_at = Some(Instant::now());
         Ok(is_owner)
-    }
-
-    fn time_left(&self) -> Duration {
-        self.time.saturating_sub(self.began.elapsed())
     }
 }
 
