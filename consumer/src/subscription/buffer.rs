@@ -51,12 +51,7 @@ pub struct BufferReader {
 }
 
 /// An item with its reserved bytes.
-#[derive(Debug)]
-struct BufferedItem {
-    item: Item,
-    bytes: usize,
-    _permit: OwnedSemaphorePermit,
-}
+type BufferedItem = (Item, OwnedSemaphorePermit);
 
 /// A buffer of `bytes_max` bytes. A larger item uses all of it.
 pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWriter, BufferReader) {
@@ -104,11 +99,7 @@ impl BufferWriter {
         }
         self.used.add(gauge_value(bytes as u64));
         self.peak.record();
-        slot.send(BufferedItem {
-            item,
-            bytes,
-            _permit: permit,
-        });
+        slot.send((item, permit));
         Ok(())
     }
 }
@@ -126,9 +117,9 @@ impl BufferReader {
         Some(self.release(item))
     }
 
-    fn release(&self, buffered: BufferedItem) -> Item {
-        self.used.sub(gauge_value(buffered.bytes as u64));
-        buffered.item
+    fn release(&self, (item, permit): BufferedItem) -> Item {
+        self.used.sub(gauge_value(permit.num_permits() as u64));
+        item
     }
 }
 
