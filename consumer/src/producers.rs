@@ -188,7 +188,7 @@ impl Producers {
     pub fn limit_clock(&self, producer: &str, accepted: UnixMicros) {
         let ahead = self.steady_now().ahead_of(accepted);
         if let Some(producer) = self.table().get_mut(producer) {
-            producer.limit_offset(ahead);
+            producer.offset = producer.offset.map(|known| known.after_arrival(ahead));
         }
     }
 

@@ -188,11 +188,6 @@ impl Producer {
         advanced
     }
 
-    /// Records that this host's clock is ahead of the producer's by at most `max`.
-    pub(super) fn limit_offset(&mut self, max: i64) {
-        self.offset = self.offset.map(|known| known.after_arrival(max));
-    }
-
     /// Adds lost cookies of an epoch; returns the total of the epoch.
     pub(super) fn add_lost(&mut self, epoch: Epoch, cookies: u64) -> u64 {
         let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {

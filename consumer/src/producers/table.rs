@@ -29,7 +29,7 @@ pub(super) struct Table {
 }
 
 /// A registered address.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Address {
     /// The setting that resolves to it.
     pub origin: Arc<str>,
@@ -83,10 +83,7 @@ impl Table {
     pub(super) fn register(&mut self, address: SocketAddr, origin: &str) {
         let new = Address {
             origin: origin.into(),
-            producer: None,
-            is_connected: false,
-            error: None,
-            unconfirmed: None,
+            ..Address::default()
         };
         self.addresses.insert(address, new);
     }
