@@ -37,7 +37,7 @@ use prometheus::{IntCounter, IntCounterVec};
 use runtime::{
     caller, http_server,
     listen::{self, Limits, Listener, Stage},
-    metrics::Registry,
+    metrics::{Registry, as_f64, family},
     rate_limit::{HeaderFormat, Quota},
     reload::Reloader,
     tls::server::Handshakes,
@@ -119,6 +119,19 @@ struct Inner {
     requests: IntCounterVec,
     rows: IntCounterVec,
     at_risk: IntCounter,
+}
+
+/// Registers the count of deletions, which the inlet counts for the API and for opt-outs.
+///
+/// # Errors
+/// When the metric is registered already.
+pub(crate) fn register_deletions(registry: &Registry, inlet: Inlet) -> prometheus::Result<()> {
+    registry.read(move || {
+        let deletions = inlet.deletions();
+        let deletions = deletions.iter();
+        let deletions = deletions.map(|(scope, count)| ([*scope], as_f64(*count)));
+        vec![family(producer::DELETIONS_APPENDED, deletions)]
+    })
 }
 
 impl Api {

@@ -182,6 +182,7 @@ impl App {
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
         inlet::register(&registry, inlet.clone())?;
+        api::register_deletions(&registry, inlet.clone())?;
         let contracts = match &file {
             Some(file) => file.current(),
             None => Arc::new(Contracts::without_file(config.dsps.accept_placeholders)),

@@ -19,6 +19,7 @@ use crate::{
 };
 
 /// Registers a counter with one label, whose samples begin at 0 for these values.
+#[track_caller]
 pub(crate) fn counters<'a>(
     registry: &Registry,
     metric: MetricDef,

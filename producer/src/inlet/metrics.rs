@@ -1,8 +1,8 @@
 //! Metrics of the DSP limits, read from all queues at one moment, so that the counts balance in every scrape.
 
 use metric_defs::producer::{
-    DELETIONS_APPENDED, DSP_LIMITS_BECAME_OVERDUE, DSP_LIMITS_DELAY, DSP_LIMITS_DROPPED,
-    DSP_LIMITS_EXCEEDED, DSP_LIMITS_RELEASED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
+    DSP_LIMITS_BECAME_OVERDUE, DSP_LIMITS_DELAY, DSP_LIMITS_DROPPED, DSP_LIMITS_EXCEEDED,
+    DSP_LIMITS_RELEASED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use runtime::metrics::{Family, Registry, as_f64, family, histograms};
 
@@ -60,12 +60,7 @@ fn families(inlet: &Inlet) -> Vec<Family> {
     let states = sharing.iter().flat_map(|it| {
         ShareState::ALL.map(|state| ([state.name()], f64::from(u8::from(state == it.state))))
     });
-    let deletions = inlet.deletions();
-    let deletions = deletions
-        .iter()
-        .map(|(scope, count)| ([*scope], as_f64(*count)));
     let others = [
-        family(DELETIONS_APPENDED, deletions),
         family(SHARING_SHARE, share),
         family(SHARING_SUM, sum),
         family(SHARING_STATE, states),
