@@ -36,7 +36,12 @@ use parking_lot::Mutex;
 use proto::{limits::CONTRACTS_MAX, units::DspId};
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection, verdict::Verdict};
+use crate::contracts::{
+    Contracts,
+    file::ContractsFile,
+    rejection::{Cause, Rejection},
+    verdict::Verdict,
+};
 
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
@@ -55,7 +60,22 @@ const ACCEPTED: usize = 0;
 
 /// Index of the first rejection that is only observed. Such requests are accepted, so they have two or more outcomes.
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
-const OUTCOMES: usize = WOULD_REFUSE + Rejection::ALL.len();
+const OUTCOMES: usize = WOULD_REFUSE + OBSERVED_COUNT;
+
+/// Rejections that may be only observed, by their causes.
+const OBSERVED_COUNT: usize = 5;
+const OBSERVED: [Rejection; OBSERVED_COUNT] = {
+    let (mut observed, mut found, mut at) = ([Rejection::Privacy; OBSERVED_COUNT], 0, 0);
+    while at < Rejection::ALL.len() {
+        if matches!(Rejection::ALL[at].cause(), Cause::Uid | Cause::Privacy) {
+            observed[found] = Rejection::ALL[at];
+            found += 1;
+        }
+        at += 1;
+    }
+    assert!(found == observed.len());
+    observed
+};
 
 /// Represents an invalid DSP id; no DSP has this id.
 const NONE: DspId = DspId::NONE;
@@ -145,7 +165,9 @@ impl Tally {
     #[inline]
     pub fn note_observed(&mut self, dsp_id: DspId, observed: [Option<Rejection>; 2]) {
         for rejection in observed.into_iter().flatten() {
-            self.push(dsp_id, WOULD_REFUSE + rejection as usize);
+            if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
+                self.push(dsp_id, WOULD_REFUSE + index);
+            }
         }
     }
 
@@ -388,7 +410,10 @@ impl DspsShared {
 fn outcome_label(outcome: usize) -> &'static str {
     match outcome.checked_sub(1) {
         None => "accepted",
-        Some(index) => Rejection::ALL[index % Rejection::ALL.len()].label(),
+        Some(index) => match index.checked_sub(Rejection::ALL.len()) {
+            None => Rejection::ALL[index].label(),
+            Some(index) => OBSERVED[index].label(),
+        },
     }
 }
 

@@ -213,7 +213,8 @@ impl Inlet {
     /// Drops the queued cookies that these deletions cover, and appends the deletions to the log; counts them under `scope`. The
     /// receiver gets the sequence number of the last one when they are in the log.
     ///
-    /// Holds the lock for a lookup per deletion and DSP in the queues; a deletion of a DSP scans its queue.
+    /// Holds the lock for a lookup per deletion and DSP in the queues, and for the append; a deletion of a DSP scans its queue. A
+    /// match that arrives later is thus appended later.
     ///
     /// # Errors
     /// [`Closed`] when the log is closed.

@@ -128,7 +128,7 @@ pub struct Span {
 pub struct Stats {
     /// Sequence numbers in the ring.
     pub span: Span,
-    /// Cookies appended since start, sealed or not.
+    /// Cookies appended since start, sealed or not: the newest sequence number.
     pub appended: u64,
     /// The sequence number of the newest deletion; 0 without one.
     pub last_deletion: Sequence,

@@ -7,12 +7,11 @@ use std::{fmt, num::ParseIntError, ops, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Defines a unit, which is displayed and serialized as its number.
+/// Defines a unit, which is displayed as its number.
 macro_rules! unit {
     ($(#[$doc:meta])* $unit:ident($number:ty)) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-        #[serde(transparent)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         pub struct $unit(pub $number);
 
         impl fmt::Display for $unit {
@@ -40,6 +39,8 @@ unit! {
 
 unit! {
     /// A DSP, from 1.
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
     DspId(u32)
 }
 
@@ -102,17 +103,17 @@ impl Sequence {
     }
 }
 
-/// The number this many cookies earlier. Panics in debug builds if there is none.
+/// The number this many cookies earlier; 0 if there is none.
 impl ops::Sub<u64> for Sequence {
     type Output = Self;
 
     #[inline]
     fn sub(self, cookies: u64) -> Self {
-        Self(self.0 - cookies)
+        Self(self.0.saturating_sub(cookies))
     }
 }
 
-/// The number this many cookies later.
+/// The number this many cookies later. Numbers do not overflow: a chunk whose numbers would is rejected.
 impl ops::Add<u64> for Sequence {
     type Output = Self;
 

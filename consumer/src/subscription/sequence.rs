@@ -56,9 +56,9 @@ impl StreamPosition {
         let known = sent.iter().find(|it| *it.producer == *hello.producer_id);
         let previous = known.filter(|it| it.epoch != epoch);
         let expected = match known {
-            None => first.max(Sequence(1)),
+            None => first.max(Sequence::FIRST),
             Some(known) if known.epoch == epoch => known.sequence.next(),
-            Some(_) => Sequence(1),
+            Some(_) => Sequence::FIRST,
         };
         let claims_new_epoch = hello.outcome() == ResumeOutcome::NewEpoch;
         if first != expected || claims_new_epoch != previous.is_some() {

@@ -43,7 +43,7 @@ pub(super) const TOO_OLD: RowError = "too_old";
 /// The values of the metric label.
 pub(super) fn row_outcomes() -> impl Iterator<Item = &'static str> {
     let contract = Rejection::ALL.iter().copied();
-    let contract = contract.filter(|it| it.cause() == Cause::Contract);
+    let contract = contract.filter(|it| matches!(it.cause(), Cause::Dsp | Cause::Uid));
     [
         "accepted",
         "dropped",

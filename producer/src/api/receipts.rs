@@ -34,7 +34,7 @@ fn parse(text: &str) -> Option<(&str, Epoch, Sequence, Sequence)> {
     let (first, last) = (Sequence(first.parse().ok()?), Sequence(last.parse().ok()?));
     let epoch = Epoch(parts.next()?.parse().ok()?);
     let producer = parts.next()?;
-    (Sequence(1)..=last)
+    (Sequence::FIRST..=last)
         .contains(&first)
         .then_some((producer, epoch, first, last))
 }

@@ -4,11 +4,13 @@
 /// What is at fault in a rejected request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The request is invalid.
+    /// The request is invalid, or must be repeated with a user id.
     Request,
-    /// The contract of the DSP does not permit the match.
-    Contract,
-    /// The privacy signals do not permit the match.
+    /// The contract of the DSP permits no match.
+    Dsp,
+    /// The contract of the DSP does not permit the buyer uid; it may only observe this.
+    Uid,
+    /// The privacy signals do not permit the match; the gate may only observe this.
     Privacy,
     /// The browser opted out, or keeps no user id.
     Browser,
@@ -53,9 +55,9 @@ rejections! {
     Request DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal integer from 1 to 4294967295\n";
     /// No contract lists the DSP, and `unknown_dsps` is `refuse`, or no contract has the `bidder` of `/setuid` as its name.
     /// Checked by the edge, like all rejections by a contract.
-    Contract DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) does not name a known DSP\n";
+    Dsp DspUnknown, "unknown_dsp", "parameter d (the DSP id) or bidder (its name) does not name a known DSP\n";
     /// The contract of the DSP blocks it.
-    Contract DspBlocked, "dsp_blocked", "parameter d (the DSP id) names a blocked DSP\n";
+    Dsp DspBlocked, "dsp_blocked", "parameter d (the DSP id) names a blocked DSP\n";
     /// `b` is missing.
     Request BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
     /// `b` occurs more than once.
@@ -71,13 +73,13 @@ rejections! {
     /// `b` contains a control character.
     Request BuyerControl, "b_control", "parameter b (the buyer uid) contains a control character\n";
     /// `b` is a macro that was not replaced.
-    Contract BuyerMacro, "uid_macro", "parameter b (the buyer uid) is a macro that was not replaced\n";
+    Uid BuyerMacro, "uid_macro", "parameter b (the buyer uid) is a macro that was not replaced\n";
     /// `b` stands for a missing id.
-    Contract BuyerSentinel, "uid_sentinel", "parameter b (the buyer uid) stands for a missing id\n";
+    Uid BuyerSentinel, "uid_sentinel", "parameter b (the buyer uid) stands for a missing id\n";
     /// `b` is longer than the contract of the DSP permits.
-    Contract BuyerTooLongForDsp, "uid_too_long_for_dsp", "parameter b (the buyer uid) is longer than the contract of this DSP permits\n";
+    Uid BuyerTooLongForDsp, "uid_too_long_for_dsp", "parameter b (the buyer uid) is longer than the contract of this DSP permits\n";
     /// `b` does not match the pattern in the contract of the DSP.
-    Contract BuyerPattern, "uid_pattern", "parameter b (the buyer uid) does not match the pattern in the contract of this DSP\n";
+    Uid BuyerPattern, "uid_pattern", "parameter b (the buyer uid) does not match the pattern in the contract of this DSP\n";
     /// The browser has opted out. Checked by the edge.
     Browser OptedOut, "opted_out", "this browser has opted out\n";
     /// The privacy signals do not permit the match. Checked by the edge.

@@ -46,7 +46,7 @@ pub(super) fn answer_to_refused(
         (Rejection::OptedOut, _) => Some(without_ids),
         (_, Cause::Request) => None,
         (_, Cause::Privacy) if format.is_some() => None,
-        (_, Cause::Contract | Cause::Privacy | Cause::Browser) => {
+        (_, Cause::Dsp | Cause::Uid | Cause::Privacy | Cause::Browser) => {
             (contract.refused == RefusedAnswer::Answer).then_some(without_ids)
         }
     }

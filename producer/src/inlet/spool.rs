@@ -69,8 +69,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Reads the spool and calls `make` with each cookie and the time when it was accepted, in microseconds since the Unix
-    /// epoch. Returns `None` without a readable spool. A corrupt spool is logged and renamed; an unreadable one stays in place.
+    /// Reads the spool and calls `make` with each cookie and the time when it was accepted. Returns `None` without a readable spool. A corrupt spool is logged and renamed; an unreadable one stays in place.
     pub(super) fn read<T>(
         &self,
         make: impl FnMut(CookieRef<'_>, UnixMicros) -> T,
@@ -108,7 +107,7 @@ fn write(path: &Path, cookies: &[QueuedCookie], now: UnixMicros) -> io::Result<(
     let mut file = BufWriter::with_capacity(1 << 20, open_private(path, true)?);
     // Overwritten at the end, when the checksum is known.
     file.write_all(&[0; HEADER_BYTES])?;
-    let (mut sum, mut first) = (fnv(&[]), Sequence(1));
+    let (mut sum, mut first) = (fnv(&[]), Sequence::FIRST);
     let mut rest = cookies;
     while !rest.is_empty() {
         let mut buffer = vec![0; HEADROOM_BYTES];

@@ -102,23 +102,6 @@ impl MongodbStore {
         Ok(!run(names).await?.is_empty())
     }
 
-    /// The databases with a collection of cookies. Failures of single DSPs are stored in `failed`.
-    pub(super) async fn with_cookies(
-        &self,
-        connection: &Connection,
-        failed: &mut Option<StoreError>,
-    ) -> Result<Vec<(DspId, Database)>, StoreError> {
-        let mut found = Vec::new();
-        for dsp_id in self.list(connection, Duration::ZERO).await? {
-            let database = self.database(connection, dsp_id);
-            let has_cookies = self.has_cookies(&database).await;
-            if self.isolate(has_cookies, failed).await? == Some(true) {
-                found.push((dsp_id, database));
-            }
-        }
-        Ok(found)
-    }
-
     /// Creates the collection of a DSP, and so its database.
     pub(super) async fn create_slot(
         &self,

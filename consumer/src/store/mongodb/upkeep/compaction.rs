@@ -12,7 +12,11 @@
 //! server's list of operations shows a running compaction of a collection, even one of an earlier process, the store skips
 //! this collection.
 
-use std::{collections::HashMap, future::IntoFuture, time::Instant};
+use std::{
+    collections::HashMap,
+    future::IntoFuture,
+    time::{Duration, Instant},
+};
 
 use mongodb::{
     Database,
@@ -113,7 +117,12 @@ impl MongodbStore {
         let now = compaction.clock.now().as_millisecond();
         let recently = date(compaction.since).timestamp_millis()..=now;
         let mut found = Vec::new();
-        for (dsp_id, database) in self.with_cookies(connection, failed).await? {
+        for dsp_id in self.list(connection, Duration::ZERO).await? {
+            let database = self.database(connection, dsp_id);
+            let has_cookies = self.has_cookies(&database).await;
+            if self.isolate(has_cookies, failed).await? != Some(true) {
+                continue;
+            }
             let namespace = namespace(&database);
             let last = records.get(&*namespace).copied();
             if last.is_none_or(|last| !recently.contains(&last.at_millis)) {

@@ -5,6 +5,8 @@
 //! of the collection, and blocks all writes to it. So a run skips collections being compacted, and dropping an index waits at
 //! most [`DROP_MILLIS`] for locks.
 
+use std::time::Duration;
+
 use mongodb::{
     Database,
     bson::{Bson, Document, doc},
@@ -31,14 +33,20 @@ impl MongodbStore {
             ..ExpiryResult::default()
         };
         let failed = &mut expired.failed;
-        let databases = self.with_cookies(connection, failed).await?;
-        for (_, database) in &databases {
+        let mut databases = Vec::new();
+        for dsp_id in self.list(connection, Duration::ZERO).await? {
             if expiry.stop.is_cancelled() {
                 expired.complete = false;
                 return Ok(expired);
             }
-            let dropped = self.drop_harmful_indexes(connection, database).await;
+            let database = self.database(connection, dsp_id);
+            let has_cookies = self.has_cookies(&database).await;
+            if self.isolate(has_cookies, failed).await? != Some(true) {
+                continue;
+            }
+            let dropped = self.drop_harmful_indexes(connection, &database).await;
             expired.complete &= self.isolate(dropped, failed).await? != Some(false);
+            databases.push((dsp_id, database));
         }
         if expiry.open {
             expired.complete &= self.sweep(expiry, &databases, failed).await?;

@@ -60,8 +60,13 @@ impl Bookings {
 
     /// Books `requests` at `at`.
     pub(super) fn book(&mut self, token: &str, requests: u64, at: u64) {
-        let own = self.tokens.entry(Arc::from(token)).or_default();
-        own.add(requests, at);
+        match self.tokens.get_mut(token) {
+            Some(own) => own.add(requests, at),
+            None => {
+                let own = self.tokens.entry(Arc::from(token)).or_default();
+                own.add(requests, at);
+            }
+        }
     }
 
     /// Releases a booking of `requests` at `at`, unless it has expired.
