@@ -63,6 +63,9 @@ use databases::DspDatabases;
 /// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
 
+/// The collection of cursors in the own database.
+const CURSORS: &str = "cursors";
+
 const NAMESPACE_EXISTS: i32 = 48;
 
 /// A store in the MongoDB server or replica set of a URI.

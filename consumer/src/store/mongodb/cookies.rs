@@ -20,7 +20,7 @@ use proto::units::{Epoch, Sequence};
 pub(super) use batch_write::by_dsp;
 
 use super::{
-    MongodbStore,
+    CURSORS, MongodbStore,
     connection::{Connection, write as run_write},
     int,
     server::ACKNOWLEDGE_MILLIS,
@@ -30,9 +30,6 @@ use crate::{
     deletions::Deletions,
     store::{Cookies, Receipt, StoreError, StoredState, WriteOutcome},
 };
-
-/// The collection of cursors in the own database.
-pub(super) const CURSORS: &str = "cursors";
 
 /// Whether a server with the cursors `found` has all commits. `committed` are the cursors of the latest commit, or those
 /// loaded at startup. The server may also have the cursors of `batch`, if the response to their commit was lost.

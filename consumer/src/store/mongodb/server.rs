@@ -6,9 +6,8 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use tokio::time::timeout;
 
 use super::{
-    MongodbStore,
+    CURSORS, MongodbStore,
     connection::{Connection, run},
-    cookies::CURSORS,
     error_class::{Failure, write_errors},
 };
 use crate::store::{Cookies as _, Receipt, StoreError};

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    MongodbStore,
-    cookies::{CURSORS, decode_cursor, deletions::COLLECTION as DELETIONS},
+    CURSORS, MongodbStore,
+    cookies::{decode_cursor, deletions::COLLECTION as DELETIONS},
     date, deleted_before,
     documents::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
     int,
