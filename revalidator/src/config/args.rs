@@ -29,7 +29,7 @@ pub struct Args {
     #[command(flatten)]
     pub(crate) work: WorkArgs,
     #[command(flatten)]
-    pub(crate) nats_tls: runtime_nats::TlsArgs,
+    pub(crate) nats_tls: runtime::connect::credentials::NatsTlsArgs,
     #[command(flatten)]
     pub(crate) limiter: LimiterArgs,
     #[command(flatten)]

@@ -455,8 +455,8 @@ mod tests {
         task::JoinSet,
     };
 
+    use runtime::connect::credentials::NatsTlsArgs;
     use runtime::settings::ConfigErrors;
-    use runtime_nats::TlsArgs;
 
     use super::*;
 
@@ -478,7 +478,12 @@ mod tests {
             }
         });
         let url = format!("nats://{address}");
-        let servers = Servers::check(&mut ConfigErrors::default(), "", &url, &TlsArgs::default());
+        let servers = Servers::check(
+            &mut ConfigErrors::default(),
+            "",
+            &url,
+            &NatsTlsArgs::default(),
+        );
         let error = Box::pin(Nats::connect(&servers.unwrap())).await;
         let error = error.unwrap_err();
         let text = error.to_string();

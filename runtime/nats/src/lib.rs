@@ -7,27 +7,12 @@ use std::{fmt, fs::File, time::Duration};
 
 use async_nats::{Client, ConnectError, ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
-use runtime::{connect::credentials::pair, reload::NamedFile, settings::ConfigErrors};
+use runtime::{
+    connect::credentials::{NatsTlsArgs, pair},
+    reload::NamedFile,
+    settings::ConfigErrors,
+};
 use url::Url;
-
-/// TLS settings of a NATS client; empty means unset.
-#[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "TLS to NATS")]
-pub struct TlsArgs {
-    /// PEM file with the CA certificates for verifying NATS servers, instead of those of the system
-    ///
-    /// If it or --nats-tls-cert is set, connections without TLS are refused. The files are read again for each connection.
-    #[arg(long, value_name = "FILE", default_value = "")]
-    pub nats_tls_ca: String,
-
-    /// PEM file with the client certificate, for NATS servers that require one
-    #[arg(long, value_name = "FILE", default_value = "")]
-    pub nats_tls_cert: String,
-
-    /// PEM file with the private key of --nats-tls-cert
-    #[arg(long, value_name = "FILE", default_value = "")]
-    pub nats_tls_key: String,
-}
 
 /// Credentials in a URL.
 #[derive(Clone, PartialEq, Eq)]
@@ -53,7 +38,12 @@ pub struct Servers {
 
 impl Servers {
     /// Parses URLs separated by commas, and checks that the files can be read. Records all errors, which contain no credentials.
-    pub fn check(errors: &mut ConfigErrors, flag: &str, urls: &str, tls: &TlsArgs) -> Option<Self> {
+    pub fn check(
+        errors: &mut ConfigErrors,
+        flag: &str,
+        urls: &str,
+        tls: &NatsTlsArgs,
+    ) -> Option<Self> {
         let authorities = NamedFile::from_flag("--nats-tls-ca", &tls.nats_tls_ca);
         let certificate = NamedFile::from_flag("--nats-tls-cert", &tls.nats_tls_cert);
         let key = NamedFile::from_flag("--nats-tls-key", &tls.nats_tls_key);
@@ -88,7 +78,20 @@ impl Servers {
     /// # Errors
     /// If no server is available, or the servers reject the credentials.
     pub async fn connect(&self, name: &str, timeout: Duration) -> Result<Client, ConnectError> {
-        let mut options = ConnectOptions::new()
+        self.connect_with(name, timeout, |options| options).await
+    }
+
+    /// Connects with further options.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_with(
+        &self,
+        name: &str,
+        timeout: Duration,
+        set: impl FnOnce(ConnectOptions) -> ConnectOptions,
+    ) -> Result<Client, ConnectError> {
+        let mut options = set(ConnectOptions::new())
             .name(name)
             .connection_timeout(timeout)
             .request_timeout(Some(timeout))
@@ -132,7 +135,7 @@ mod tests {
     #[track_caller]
     fn check(urls: &str, expected: Option<Credentials>) {
         let mut errors = ConfigErrors::default();
-        let servers = Servers::check(&mut errors, "--nats", urls, &TlsArgs::default()).unwrap();
+        let servers = Servers::check(&mut errors, "--nats", urls, &NatsTlsArgs::default()).unwrap();
         assert!(errors.is_empty(), "{urls}");
         assert_eq!(servers.credentials, expected, "{urls}");
         let shown = format!("{servers:?}");
@@ -171,10 +174,10 @@ mod tests {
             ("nats://host", "/none", "", "--nats-tls-ca: /none"),
             ("nats://host", "", "/none", "--nats-tls-cert: requires"),
         ] {
-            let tls = TlsArgs {
+            let tls = NatsTlsArgs {
                 nats_tls_ca: ca.to_owned(),
                 nats_tls_cert: cert.to_owned(),
-                ..TlsArgs::default()
+                ..NatsTlsArgs::default()
             };
             let mut errors = ConfigErrors::default();
             Servers::check(&mut errors, "--nats", urls, &tls);

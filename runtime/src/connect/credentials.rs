@@ -37,6 +37,25 @@ pub struct SecurityArgs {
     pub token_file: String,
 }
 
+/// TLS settings of a NATS client; empty means unset.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "TLS to NATS")]
+pub struct NatsTlsArgs {
+    /// PEM file with the CA certificates for verifying NATS servers, instead of those of the system
+    ///
+    /// If it or --nats-tls-cert is set, connections without TLS are refused. The files are read again for each connection.
+    #[arg(long, value_name = "FILE", default_value = "")]
+    pub nats_tls_ca: String,
+
+    /// PEM file with the client certificate, for NATS servers that require one
+    #[arg(long, value_name = "FILE", default_value = "")]
+    pub nats_tls_cert: String,
+
+    /// PEM file with the private key of --nats-tls-cert
+    #[arg(long, value_name = "FILE", default_value = "")]
+    pub nats_tls_key: String,
+}
+
 /// Credentials and trust of a client. The files are reloaded when they change.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
