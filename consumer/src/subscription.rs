@@ -370,7 +370,8 @@ impl Subscription {
             StreamMessage::Event(Event::Hello(_)) => {
                 return Err(violation(ProtocolViolation::new("a second Hello message")));
             }
-            StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
+            StreamMessage::Event(Event::Chunk(_) | Event::EpochEnds(_))
+            | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();
                 return Ok(());
             }

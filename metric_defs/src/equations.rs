@@ -75,6 +75,16 @@ pub const ACCOUNT: Equation = Equation {
     terms: &[DELIVERED, LOST, Term::of(producer::QUEUED)],
 };
 
+/// The cookies of a producer with an archive.
+pub const ARCHIVE: Equation = Equation {
+    inputs: &[producer::APPENDED],
+    terms: &[
+        Term::of(producer::ARCHIVED),
+        Term::of(producer::ARCHIVE_LOST),
+        Term::of(producer::ARCHIVE_QUEUED),
+    ],
+};
+
 /// Cookies that a subscriber has received.
 pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELIVERED);
 

@@ -97,6 +97,21 @@ metrics! {
     EPOCH_HISTORY_RECORDED gauge "producer_epoch_history_recorded"
         "1 while the epoch history (the last sequence number of each run) is recorded. The loss from a crash then has a known maximum."
 
+    // Archive.
+
+    ARCHIVED counter "producer_archive_cookies_total"
+        "Cookies and deletions that the archive has acknowledged."
+    ARCHIVE_LOST counter "producer_archive_lost_cookies_total"
+        "Cookies and deletions that the log evicted before they were archived. The archive has a gap instead."
+    ARCHIVE_QUEUED gauge "producer_archive_queued_cookies"
+        "Cookies and deletions in the log that are not archived yet."
+    ARCHIVE_RETRIES counter "producer_archive_retries_total"
+        "Attempts to publish a message to the archive that were not acknowledged."
+    ARCHIVE_STATE gauge "producer_archive_state" by ["state"]
+        "1 for the current state of the archive, 0 for the others: `connecting`; `current` (every cookie is archived within seconds); `behind` (acknowledged, but older cookies are waiting); `refused` (a setting of the NATS server or of the stream is unsuitable); `stalled` (no message was acknowledged for 10 s)."
+    ARCHIVE_SECONDS histogram "producer_archive_seconds" in DELIVERY_SECONDS
+        "Time from the first attempt to publish a message to the archive until its acknowledgement."
+
     // DSP limits.
 
     DSP_LIMITS_ACCEPTED counter "producer_limits_accepted_cookies_total" by ["limit"]

@@ -12,13 +12,17 @@ use runtime::{
     metrics::Registry,
     services::Services,
 };
-use tokio::{net::TcpListener, task::AbortHandle};
+use tokio::{
+    net::TcpListener,
+    task::{AbortHandle, JoinSet},
+};
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 
 pub use self::config_reload::RuntimeConfig;
 use crate::{
     api::{self, Api},
+    archive::{self, Archiver},
     config::Config,
     contracts::Contracts,
     dsps::Dsps,
@@ -65,6 +69,9 @@ pub struct App {
     health: HealthReporter,
     dsps: Dsps,
     times_to_live: TimesToLive,
+    archive: archive::Status,
+    /// The archiver, which ends once the end of the log is archived; empty without an archive.
+    archiving: JoinSet<()>,
 }
 
 /// The parts that the app does not need once they are started.
@@ -73,6 +80,7 @@ struct Parts {
     edge: Edge,
     server: Server,
     access: AccessControl,
+    archiver: Archiver,
 }
 
 /// Bound addresses.
@@ -120,13 +128,16 @@ impl App {
         timers: impl FnOnce(Log) -> T,
     ) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
-        let (app, parts) = Self::build(&config, addresses).await?;
+        let (mut app, parts) = Self::build(&config, addresses).await?;
         let (stage, inlet) = (&app.inlet_stage, &app.inlet);
         stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
         stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
         app.streams.tasks.spawn(timers(app.log.clone()));
         if let Some(port) = ports.api {
             app.start_api(port, &parts, &config)?;
+        }
+        if let Some(nats) = config.archive.nats.clone() {
+            app.archiving.spawn(parts.archiver.run(nats));
         }
         let http = app.edge.tasks.spawn(parts.edge.serve(
             ports.http,
@@ -155,6 +166,7 @@ impl App {
             },
             dsps: app.dsps.clone(),
             inlet: app.inlet.clone(),
+            archive: app.archive.clone(),
         };
         app.services.serve_admin(ports.admin, readiness)?;
         tracing::info!(
@@ -177,7 +189,14 @@ impl App {
         let subscribers =
             Subscribers::new(retention.subscriber_retention, config.limits.subscribers);
         let queue_cookies_max = retention.queue_cookies as u64;
-        metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
+        let archive = archive::Status::default();
+        metrics::register(
+            &registry,
+            &log,
+            &subscribers,
+            queue_cookies_max,
+            archive.clone(),
+        )?;
         let file = config.dsps.contracts.clone();
         let spool = config.dsps.limits_spool.as_deref();
         let inlet = Inlet::start(&producer_id, file.clone(), spool, log.clone())?;
@@ -189,6 +208,15 @@ impl App {
         };
         let times_to_live = TimesToLive::default();
         times_to_live.set(contracts.times_to_live());
+        let archiver = archive::Config {
+            log: log.clone(),
+            chunk_bytes: retention.chunk_bytes,
+            producer_id: producer_id.clone(),
+            epoch_ends: epoch_history.ends(),
+            times_to_live: times_to_live.clone(),
+            bytes_per_second: config.archive.bytes_per_second as u64,
+        };
+        let archiver = Archiver::new(archiver, archive.clone(), &registry)?;
         let streams = Streams::new(streams::Config {
             log: log.clone(),
             subscribers: subscribers.clone(),
@@ -225,6 +253,8 @@ impl App {
             health: server.health.clone(),
             dsps: edge.metrics.dsps.clone(),
             times_to_live,
+            archive,
+            archiving: JoinSet::new(),
         };
         let http_connections = config.limits.http_connections;
         let access = config
@@ -235,6 +265,7 @@ impl App {
             edge,
             server,
             access,
+            archiver,
         };
         Ok((app, parts))
     }

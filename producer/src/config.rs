@@ -1,6 +1,7 @@
 //! Settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
 
 mod api;
+mod archive;
 mod args;
 mod dsps;
 
@@ -10,6 +11,7 @@ use runtime::settings::{self, CommonArgs, ConfigErrors, Settings};
 
 pub use self::{
     api::{ApiConfig, ApiLimits},
+    archive::ArchiveConfig,
     args::{Args, Network, ResourceLimits, Retention, Shutdown},
     dsps::DspsConfig,
 };
@@ -32,6 +34,8 @@ pub struct Config {
     pub security: Security,
     /// The API for bulk input and deletions.
     pub api: ApiConfig,
+    /// The archive.
+    pub archive: ArchiveConfig,
     /// Time limits of the shutdown.
     pub shutdown: Shutdown,
     /// Settings that all programs share.
@@ -60,6 +64,7 @@ impl Settings for Args {
         }
         Config {
             security: self.security.check(self.network.grpc, errors),
+            archive: self.archive.check(errors, self.retention.chunk_bytes),
             cookies: self.network.cookies.clone().check(errors),
             network: self.network,
             retention: self.retention,

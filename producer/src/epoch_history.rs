@@ -51,7 +51,7 @@ use std::{
 use prometheus::IntGauge;
 use proto::{
     units::{Epoch, Sequence},
-    v1::{Cursor, Tail},
+    v1::{Cursor, EpochEnd, Tail},
 };
 use runtime::{metrics::Registry, unix_micros};
 
@@ -177,6 +177,18 @@ impl EpochHistory {
     /// The current epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// The recorded ends of earlier epochs, the oldest first.
+    pub fn ends(&self) -> Vec<EpochEnd> {
+        let is_usable = self.file.as_ref().is_some_and(|file| !file.is_removed());
+        let earlier = self.earlier.iter().filter(|_| is_usable);
+        let end = |entry: &RecordEntry| EpochEnd {
+            epoch: entry.epoch.0,
+            last_sequence: entry.end.0,
+            exact: entry.is_exact,
+        };
+        earlier.map(end).collect()
     }
 
     /// Number of cookies of earlier epochs that the owner of `cursor` lost; `None` if unknown.

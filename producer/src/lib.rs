@@ -5,12 +5,14 @@
 //! it to the log, unless a rate limit queues or drops it. [`log`] encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
 //! bytes of the chunk to each subscriber's HTTP/2 stream, which [`server`] writes to its connection.
 //!
-//! [`app`] wires these modules; [`config`], [`security`], [`metrics`] and [`readiness`] support them. [`epoch_history`]
+//! [`app`] wires these modules; [`config`], [`security`], [`metrics`] and [`readiness`] support them. [`archive`] publishes the
+//! log to an archive. [`epoch_history`]
 //! records the progress of the log, for subscribers that reconnect after a restart. [`memory`] computes the maximum
 //! memory.
 
 pub mod api;
 pub mod app;
+pub mod archive;
 pub mod config;
 pub mod contracts;
 pub mod dsps;

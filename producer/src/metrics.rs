@@ -3,7 +3,7 @@
 //! They cost nothing per cookie: the log counts under a lock that it holds anyway, and streams count per chunk. The series
 //! of a removed subscriber disappear.
 //!
-//! The counters of each subscriber balance exactly in every scrape, see [`metric_defs::equations::ACCOUNT`]. Subscribers are
+//! The counters of each subscriber and of the archive balance exactly in every scrape, see [`metric_defs::equations`]. They are
 //! therefore read before the log.
 
 mod log;
@@ -14,6 +14,7 @@ use prometheus::{IntCounterVec, IntGauge};
 use runtime::metrics::{Registry, as_f64, value};
 
 use crate::{
+    archive,
     log::Log,
     streams::subscribers::{Confirmed, Subscribers},
 };
@@ -41,6 +42,7 @@ pub fn register(
     log: &Log,
     subscribers: &Subscribers,
     queue_cookies_max: u64,
+    archive: archive::Status,
 ) -> prometheus::Result<()> {
     let limit: IntGauge = registry.add(producer::SUBSCRIBER_LIMIT)?;
     limit.set(i64::try_from(queue_cookies_max).unwrap_or(i64::MAX));
@@ -48,10 +50,12 @@ pub fn register(
     let (head, intervals) = (log.clone(), subscribers.clone());
     registry.on_scrape(move || intervals.end_interval(head.span().next));
     registry.read(move || {
+        let archive = archive.families();
         let snapshots = subscribers.snapshot();
         let stats = log.stats();
         let ages = log.ages(snapshots.iter().map(|it| it.position));
         let mut families = log::read(&stats);
+        families.extend(archive(&stats));
         families.extend(subscribers::read(&snapshots, &ages, &stats));
         let (nodes, evicted) = subscribers.confirmed(stats.last_deletion, stats.last_deletion);
         let unknown = nodes.values().filter(|it| **it == Confirmed::Unknown);

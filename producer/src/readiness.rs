@@ -9,7 +9,7 @@ use runtime::{
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{dsps::Dsps, inlet::Inlet};
+use crate::{archive, dsps::Dsps, inlet::Inlet};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub struct Readiness {
     pub dsps: Dsps,
     /// The DSP rate limits, reported but always ready.
     pub inlet: Inlet,
+    /// The archive, reported but always ready.
+    pub archive: archive::Status,
 }
 
 /// A port and the task that accepts its connections.
@@ -43,12 +45,15 @@ impl Pages for Readiness {
         let contracts = contracts.map(|it| Component::new("contracts", Ok(it)));
         let limits = self.inlet.describe();
         let limits = limits.map(|it| Component::new("limits", Ok(it)));
+        let archive = self.archive.describe();
+        let archive = archive.map(|it| Component::new("archive", Ok(it)));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
         [ready::drain(self.draining.is_cancelled())]
             .into_iter()
             .chain(ports)
             .chain(contracts)
             .chain(limits)
+            .chain(archive)
             .collect()
     }
 }
@@ -90,6 +95,7 @@ mod tests {
             grpc: accept_task(2),
             dsps: Dsps::register(&Registry::new(), None, std::sync::Arc::default()).unwrap(),
             inlet: crate::inlet::tests::without_limits(),
+            archive: archive::Status::default(),
         };
         let failing = || {
             let components = readiness

@@ -44,6 +44,7 @@
 //! [`wire`] encodes and decodes cookies and chunks without a message object per cookie. All other messages use the generated types
 //! in [`v1`].
 
+pub mod archive;
 pub mod client;
 pub mod cursor;
 pub mod ids;

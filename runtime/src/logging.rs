@@ -91,8 +91,10 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        // h2 warns about every invalid frame of a peer, and async_nats logs passwords at debug. A filter can override this.
-        EnvFilter::new(format!("h2=error,async_nats=info,{}", self.0))
+        // h2 warns about every invalid frame of a peer. async_nats logs passwords at debug, and an error for each attempt to connect with
+        // wrong credentials, which its caller reports. A filter can override this.
+        let libraries = "h2=error,async_nats=info,async_nats::connector=off";
+        EnvFilter::new(format!("{libraries},{}", self.0))
     }
 }
 

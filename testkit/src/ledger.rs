@@ -6,7 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use metric_defs::{
     Equation, MetricDef,
-    equations::{ACCOUNT, DSP_LIMITS, LEDGER, Term},
+    equations::{ACCOUNT, ARCHIVE, DSP_LIMITS, LEDGER, Term},
 };
 
 use crate::scrape::{Samples, names};
@@ -42,6 +42,14 @@ pub fn check_producer(samples: &Samples) -> Result<()> {
             account.is_balanced && account.inputs <= appended,
             "the cookie counts of {labels:?} do not balance; cookies appended: {appended}; {}",
             account.text
+        );
+    }
+    if samples.label_sets(names::ARCHIVED).next().is_some() {
+        let archive = Balance::of(&ARCHIVE, samples, &[])?;
+        ensure!(
+            archive.is_balanced,
+            "the cookie counts of the archive do not balance: {}",
+            archive.text
         );
     }
     let series = |metric| samples.label_sets(metric).count();

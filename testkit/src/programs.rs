@@ -64,7 +64,15 @@ fn version(program: &Path) -> String {
 /// # Errors
 /// If a program is missing or cannot be built.
 pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
-    let programs = find_or_build(names)?;
+    find_with(names, "")
+}
+
+/// Like [`find`]; cargo builds with these features.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_with<const N: usize>(names: [&str; N], features: &str) -> Result<[PathBuf; N]> {
+    let programs = find_or_build(names, features)?;
     for (name, program) in names.into_iter().zip(&programs) {
         let version = version(program);
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,14 +81,14 @@ pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     Ok(programs)
 }
 
-fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
+fn find_or_build<const N: usize>(names: [&str; N], features: &str) -> Result<[PathBuf; N]> {
     if let Some(dir) = env::var_os(BIN_DIR_VARIABLE) {
         return in_dir(names, Path::new(&dir))
             .with_context(|| format!("invalid ${BIN_DIR_VARIABLE}"));
     }
     if let (Some(cargo), Some(package)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
     {
-        return build(names, &cargo, Path::new(&package));
+        return build(names, features, &cargo, Path::new(&package));
     }
     let own = env::current_exe().context("cannot determine the path of this program")?;
     let dir = own
@@ -98,7 +106,12 @@ fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> 
 }
 
 /// Builds from the workspace root without `-p`, so that cargo does not rebuild dependencies with other features.
-fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Result<[PathBuf; N]> {
+fn build<const N: usize>(
+    names: [&str; N],
+    features: &str,
+    cargo: &OsStr,
+    package: &Path,
+) -> Result<[PathBuf; N]> {
     let root = package
         .parent()
         .context("$CARGO_MANIFEST_DIR has no parent directory")?;
@@ -107,6 +120,7 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
         .current_dir(root)
         .args(["build", "--message-format=json-render-diagnostics"])
         .args(["--profile", &own_profile()])
+        .args(["--features", features])
         .arg("--target-dir")
         .arg(target_dir())
         .stderr(Stdio::inherit());

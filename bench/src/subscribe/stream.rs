@@ -265,7 +265,7 @@ impl Stream {
                     });
                 }
             }
-            Event::Heartbeat(_) | Event::TimesToLive(_) => {}
+            Event::Heartbeat(_) | Event::TimesToLive(_) | Event::EpochEnds(_) => {}
             Event::Hello(_) => self.violation(|| "a second Hello message".to_owned()),
             Event::Chunk(_) => self.violation(|| "an invalid chunk".to_owned()),
         }

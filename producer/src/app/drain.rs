@@ -1,9 +1,9 @@
 //! The steps of a drain (graceful shutdown) in order, with their time limits.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use anyhow::bail;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::App;
 use crate::server;
@@ -23,8 +23,8 @@ impl App {
     /// log. All streams then send the rest of the log and a `Goodbye`. Takes no longer than configured.
     ///
     /// # Errors
-    /// When a connected subscriber did not receive all cookies in time; it loses the rest.
-    pub async fn drain(self) -> anyhow::Result<()> {
+    /// When a connected subscriber or the archive did not receive all cookies in time; it loses the rest.
+    pub async fn drain(mut self) -> anyhow::Result<()> {
         self.draining.cancel();
         server::set_not_serving(&self.health).await;
         let shutdown = *self.runtime_config.shutdown.borrow();
@@ -41,7 +41,14 @@ impl App {
         self.inlet.drain(Instant::now() + timeout / 4).await;
         self.log.close();
         let admin_grace = ADMIN_GRACE.min(timeout / 4);
-        let behind = self.drain_streams(end - admin_grace).await;
+        let archiving = mem::take(&mut self.archiving);
+        let (mut behind, archived) = tokio::join!(
+            self.drain_streams(end - admin_grace),
+            timeout_at(end - admin_grace, archiving.join_all())
+        );
+        if archived.is_err() {
+            behind.push("the archive".to_owned());
+        }
         let appended = self.log.stats().appended;
         self.services.stage.drain(end).await;
         if behind.is_empty() {
@@ -49,7 +56,7 @@ impl App {
             return Ok(());
         }
         bail!(
-            "drain timed out after {}; subscribers that did not receive all cookies: {}",
+            "drain timed out after {}; these did not receive all cookies: {}",
             humantime::format_duration(timeout),
             behind.join(", ")
         )

@@ -24,7 +24,7 @@ use runtime::{
     },
 };
 
-use super::{api::ApiArgs, dsps::DspsArgs};
+use super::{api::ApiArgs, archive::ArchiveArgs, dsps::DspsArgs};
 use crate::{
     contracts::redirect,
     edge::{
@@ -66,6 +66,8 @@ pub struct Args {
     pub(super) security: SecurityArgs,
     #[command(flatten)]
     pub(super) api: ApiArgs,
+    #[command(flatten)]
+    pub(super) archive: ArchiveArgs,
     #[command(flatten)]
     pub(super) shutdown: Shutdown,
     #[command(flatten)]

@@ -4,7 +4,12 @@ mod drop_oldest;
 
 use std::sync::Arc;
 
-use proto::units::Sequence;
+use bytes::Bytes;
+use proto::{
+    units::Sequence,
+    v1::{self, event::Event},
+    wire,
+};
 use tokio::sync::watch;
 
 pub use self::drop_oldest::GapReason;
@@ -39,6 +44,36 @@ pub enum Delivery {
         /// The last sequence number of the epoch; 0 without cookies.
         last: Sequence,
     },
+}
+
+impl Delivery {
+    /// The [`v1::Event`] as a complete gRPC message with its length prefix: the shared bytes of the chunk, unless the delivery begins
+    /// inside the chunk.
+    pub fn event(&self) -> Bytes {
+        let event = match *self {
+            Self::Chunk { ref chunk, first } => return chunk.wire_from(first),
+            Self::Gap {
+                first,
+                last,
+                reason,
+            } => Event::Gap(v1::Gap {
+                first_sequence: first.0,
+                last_sequence: last.0,
+                reason: match reason {
+                    GapReason::LagLimit => v1::GapReason::LagLimit,
+                    GapReason::Evicted => v1::GapReason::Evicted,
+                }
+                .into(),
+            }),
+            Self::Idle { next } => Event::Heartbeat(v1::Heartbeat {
+                next_sequence: next.0,
+            }),
+            Self::End { last } => Event::Goodbye(v1::Goodbye {
+                final_sequence: last.0,
+            }),
+        };
+        wire::encode_event(event)
+    }
 }
 
 /// One reader of the log; see [`Log::reader`](super::Log::reader).
@@ -90,8 +125,7 @@ impl Reader {
     /// Cookies beyond the maximum lag are skipped when this is called, so call it only when the delivery can be processed.
     pub async fn next(&mut self) -> Delivery {
         loop {
-            let head = *self.head.borrow_and_update();
-            if let Some(delivery) = self.take(head) {
+            if let Some(delivery) = self.try_next() {
                 return delivery;
             }
             // The sender lives in `shared`, which this reader holds.
@@ -101,7 +135,9 @@ impl Reader {
         }
     }
 
-    fn take(&mut self, head: Head) -> Option<Delivery> {
+    /// The next delivery, if it is ready.
+    pub fn try_next(&mut self) -> Option<Delivery> {
+        let head = *self.head.borrow_and_update();
         // A reader may begin at a cookie that is sealed but not published yet.
         self.lag = head.next.since(self.position);
         if self.position < head.next {

@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use proto::{
-    v1::{self, event::Event},
-    wire::{self, IdleMessage},
-};
+use proto::wire::IdleMessage;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     call::CallError, cookie_messages::CookieMessages, in_flight::InFlight, subscribers::Lease,
     times_to_live::Unsent,
 };
-use crate::log::{Delivery, GapReason, Reader};
+use crate::log::{Delivery, Reader};
 
 /// Message format of a stream.
 #[derive(Debug)]
@@ -74,7 +71,7 @@ impl Session {
                 delivery = self.reader.next() => delivery,
             };
             let data = match &mut self.format {
-                MessageFormat::Events(..) => Some(event_message(&delivery)),
+                MessageFormat::Events(..) => Some(delivery.event()),
                 MessageFormat::Cookies(messages, idle) => match &delivery {
                     Delivery::Chunk { chunk, first } => {
                         Some(idle.complete(messages.of(chunk, *first)))
@@ -98,30 +95,4 @@ impl Session {
         };
         (self, step)
     }
-}
-
-fn event_message(delivery: &Delivery) -> Bytes {
-    let event = match *delivery {
-        Delivery::Chunk { ref chunk, first } => return chunk.wire_from(first),
-        Delivery::Gap {
-            first,
-            last,
-            reason,
-        } => Event::Gap(v1::Gap {
-            first_sequence: first.0,
-            last_sequence: last.0,
-            reason: match reason {
-                GapReason::LagLimit => v1::GapReason::LagLimit,
-                GapReason::Evicted => v1::GapReason::Evicted,
-            }
-            .into(),
-        }),
-        Delivery::Idle { next } => Event::Heartbeat(v1::Heartbeat {
-            next_sequence: next.0,
-        }),
-        Delivery::End { last } => Event::Goodbye(v1::Goodbye {
-            final_sequence: last.0,
-        }),
-    };
-    wire::encode_event(event)
 }

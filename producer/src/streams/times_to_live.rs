@@ -16,7 +16,7 @@ pub struct TimesToLive(watch::Sender<Bytes>);
 
 /// The message that one stream has not sent yet, if any.
 #[derive(Debug)]
-pub(super) struct Unsent(watch::Receiver<Bytes>);
+pub(crate) struct Unsent(watch::Receiver<Bytes>);
 
 impl TimesToLive {
     /// Sends new times to live on all streams, unless they equal the previous ones.
@@ -32,18 +32,23 @@ impl TimesToLive {
         });
     }
 
-    pub(super) fn unsent(&self) -> Unsent {
-        let mut receiver = self.0.subscribe();
-        if !self.0.borrow().is_empty() {
-            receiver.mark_changed();
-        }
-        Unsent(receiver)
+    pub(crate) fn unsent(&self) -> Unsent {
+        let mut unsent = Unsent(self.0.subscribe());
+        unsent.resend();
+        unsent
     }
 }
 
 impl Unsent {
+    /// Makes the message unsent again, if there are times to live.
+    pub(crate) fn resend(&mut self) {
+        if !self.0.borrow().is_empty() {
+            self.0.mark_changed();
+        }
+    }
+
     /// The message, if this stream has not sent it.
-    pub(super) fn take(&mut self) -> Option<Bytes> {
+    pub(crate) fn take(&mut self) -> Option<Bytes> {
         let has_changed = self.0.has_changed().unwrap_or(false);
         has_changed.then(|| self.0.borrow_and_update().clone())
     }

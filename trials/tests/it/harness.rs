@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub(crate) use testkit::producer::Addresses;
 use testkit::{
     cpu,
-    programs::{Process, find},
+    programs::{Process, find_with},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -41,6 +41,9 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Deadline for [`reserve_machine`], long enough for all other tests to reserve the machine first.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
+/// Features of the programs under test.
+const FEATURES: &str = "producer/archive";
+
 /// Paths of the programs under test.
 pub(crate) struct Programs {
     pub(crate) producer: PathBuf,
@@ -52,7 +55,8 @@ async fn programs_with_bench() -> Result<&'static (Programs, PathBuf)> {
     static PROGRAMS: OnceLock<Result<(Programs, PathBuf)>> = OnceLock::new();
     tokio::task::spawn_blocking(|| {
         let found = PROGRAMS.get_or_init(|| {
-            let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
+            let names = ["producer", "consumer", "bench"];
+            let [producer, consumer, bench] = find_with(names, FEATURES)?;
             Ok((Programs { producer, consumer }, bench))
         });
         found.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))

@@ -3,6 +3,7 @@
 //! Each test starts its own processes through [`harness`] and waits on conditions with a deadline. A test that needs a missing
 //! tool or permission is skipped with a message.
 
+mod archive;
 mod browser;
 mod clock_jumps;
 mod deletions;

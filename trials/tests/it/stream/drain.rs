@@ -57,7 +57,7 @@ async fn drain_with_an_unfinished_subscriber_names_it_and_exits_1() -> Result<()
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 1)?;
     let log = producer.process.last_lines(usize::MAX);
-    let message = "drain timed out after 1s; subscribers that did not receive all cookies: behind";
+    let message = "drain timed out after 1s; these did not receive all cookies: behind";
     ensure!(log.contains(message), "{log}");
     drop(behind);
     Ok(())

@@ -19,6 +19,8 @@ const fn group(title: &'static str, file: &'static str, prefix: &'static str) ->
 pub(super) const GROUPS: &[Group] = &[
     group("Sync requests", "producer/src/edge/metrics.rs", ""),
     group("Sync requests", "producer/src/dsps.rs", ""),
+    group("Archive", "producer/src/metrics.rs", "producer_archive_"),
+    group("Archive", "producer/src/archive.rs", ""),
     group(
         "Log and bytes in flight",
         "producer/src/metrics.rs",

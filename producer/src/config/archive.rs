@@ -1,0 +1,62 @@
+//! Settings of the archive.
+
+use runtime::{
+    connect::credentials::NatsTlsArgs,
+    settings::{ConfigErrors, size},
+};
+
+use crate::archive::Nats;
+
+/// The settings as written.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Archive")]
+pub(super) struct ArchiveArgs {
+    /// JetStream stream for an archive of the log: URLs of the NATS servers, separated by commas, then the name of the stream, such as
+    /// nats://USER:PASSWORD@nats-1:4222/COOKIES [default: none]
+    ///
+    /// The stream must exist; its subject must be `cookies.>`. Requires a build with `--features producer/archive`.
+    #[arg(long, value_name = "URL", default_value = "")]
+    archive: String,
+
+    /// Maximum rate at which the archive is written, for when it has to catch up
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "64MiB",
+        hide_short_help = true,
+        value_parser = size(1 << 20..=usize::MAX)
+    )]
+    archive_bytes_per_second: usize,
+
+    #[command(flatten)]
+    tls: NatsTlsArgs,
+}
+
+/// The validated settings.
+#[derive(Debug, Clone)]
+pub struct ArchiveConfig {
+    /// Where to publish, if there is an archive.
+    pub nats: Option<Nats>,
+    /// Maximum rate.
+    pub bytes_per_second: usize,
+}
+
+impl ArchiveArgs {
+    /// Adds all errors to `errors`.
+    pub(super) fn check(self, errors: &mut ConfigErrors, chunk_bytes: usize) -> ArchiveConfig {
+        let tls = &self.tls;
+        let nats = if self.archive.is_empty() {
+            let files = [&tls.nats_tls_ca, &tls.nats_tls_cert, &tls.nats_tls_key];
+            if files.iter().any(|file| !file.is_empty()) {
+                errors.add("--nats-tls-…: has no effect without --archive");
+            }
+            None
+        } else {
+            Nats::check(errors, &self.archive, tls, chunk_bytes)
+        };
+        ArchiveConfig {
+            nats,
+            bytes_per_second: self.archive_bytes_per_second,
+        }
+    }
+}
