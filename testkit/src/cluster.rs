@@ -9,11 +9,12 @@ mod backend;
 pub mod netns;
 mod node;
 
-use std::{net::Ipv4Addr, path::Path, time::Duration};
+use std::{fs, net::Ipv4Addr, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
@@ -27,14 +28,23 @@ use self::{
     node::DRAIN_TIMEOUT,
 };
 use crate::{
-    admin,
+    admin, nats,
     observe::{Role, Target},
     producer::{Addresses, Launch, Producer},
-    programs::{Process, find, flags, free_address},
+    programs::{Process, ServerProcess, find_with, flags, free_address},
     scrape::names,
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The recommended stream of an archive.
+const STREAM: &str = include_str!("../../deploy/archive/stream.json");
+
+/// Size of the stream of a cluster: 30 minutes at 10,000 cookies per second, with room.
+const ARCHIVE_BYTES: u64 = 4 << 30;
+
+/// Features of programs with an archive.
+const ARCHIVE_FEATURES: &str = "producer/archive,consumer/archive";
 
 /// How long a clean shutdown may take; longer than the drain timeout of the processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
@@ -46,6 +56,8 @@ pub struct Cluster {
     pub producers: Vec<Producer>,
     /// Nodes by number.
     pub nodes: Vec<Node>,
+    /// The NATS server, if the cluster has an archive.
+    pub nats: Option<ServerProcess>,
     /// Declared after the processes in its namespaces, so that it is dropped later.
     network: Option<Network>,
     /// Stores and logs of all processes; removed on drop, unless it is kept.
@@ -61,7 +73,8 @@ impl Cluster {
     /// # Errors
     /// A program is missing or a process does not start.
     pub async fn start(args: &ClusterArgs) -> Result<Self> {
-        let finding = tokio::task::spawn_blocking(|| find(["producer", "consumer"]));
+        let features = if args.archive { ARCHIVE_FEATURES } else { "" };
+        let finding = tokio::task::spawn_blocking(|| find_with(["producer", "consumer"], features));
         let [producer, consumer] = finding.await??;
         let dir = tempfile::Builder::new()
             .prefix("cookiesync-bench-")
@@ -83,6 +96,16 @@ impl Cluster {
         for number in 1..=args.consumers.get() {
             backends.push(StoreBackend::prepare(args, number, dir.path(), host).await?);
         }
+        let mut args = args.clone();
+        let mut nats = None;
+        if args.archive {
+            let (server, url) = start_archive(dir.path(), host).await?;
+            let flags = ["--archive".to_owned(), url];
+            args.producer_arg.extend(flags.clone());
+            args.consumer_arg.extend(flags);
+            nats = Some(server);
+        }
+        let args = &args;
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
             let dirs = [dir.path(), state.path()];
@@ -101,6 +124,7 @@ impl Cluster {
         Ok(Self {
             producers,
             nodes,
+            nats,
             network,
             _dir: dir,
             _state: state,
@@ -112,11 +136,12 @@ impl Cluster {
         self.network.as_ref()?.nodes().get(node)
     }
 
-    /// The stream ports of all producers.
+    /// The ports that nodes read from: the streams of all producers, and the archive.
     pub fn stream_ports(&self) -> Vec<u16> {
         let addresses = self.producers.iter().map(|producer| &producer.grpc);
-        addresses
-            .filter_map(|address| address.rsplit_once(':')?.1.parse().ok())
+        let ports = addresses.filter_map(|address| address.rsplit_once(':')?.1.parse().ok());
+        ports
+            .chain(self.nats.iter().map(|nats| nats.address.port()))
             .collect()
     }
 
@@ -186,8 +211,9 @@ impl Cluster {
 
     fn processes(&mut self) -> impl Iterator<Item = &mut Process> {
         let producers = self.producers.iter_mut().map(|it| &mut it.process);
+        let nats = self.nats.iter_mut().map(|it| &mut it.process);
         let nodes = self.nodes.iter_mut();
-        producers.chain(
+        producers.chain(nats).chain(
             nodes.flat_map(|node| std::iter::once(&mut node.process).chain(node.backend.process())),
         )
     }
@@ -209,6 +235,23 @@ impl Cluster {
         failures.extend(join_all(consumers).await.into_iter().flatten());
         failures
     }
+}
+
+/// Starts a NATS server with the recommended stream. Returns it with the URL of the stream.
+async fn start_archive(dir: &Path, host: Option<Ipv4Addr>) -> Result<(ServerProcess, String)> {
+    let mut address = free_address()?;
+    if let Some(host) = host {
+        address.set_ip(host.into());
+    }
+    let dir = dir.join("nats");
+    fs::create_dir(&dir)?;
+    let server = nats::start_at(&dir, "", address).await?;
+    let mut stream: Value = serde_json::from_str(STREAM)?;
+    stream["num_replicas"] = 1.into();
+    stream["max_bytes"] = ARCHIVE_BYTES.into();
+    nats::create_stream(address, "COOKIES", &stream.to_string()).await?;
+    let url = format!("{}/COOKIES", server.uri());
+    Ok((server, url))
 }
 
 /// Stops a process; returns its failure, if any. Does nothing for a process that has already exited.

@@ -60,9 +60,10 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Report> {
         .flatten();
     let kinds = args
         .faults
-        .kinds(!mongods.is_empty(), no_partitions.as_deref())?;
+        .kinds(!mongods.is_empty(), args.archive, no_partitions.as_deref())?;
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.partition().is_some());
+    cluster.archive = args.archive;
     // The log of a consumer has its exact losses.
     let log = [
         "--log-format=json",

@@ -25,6 +25,9 @@ pub struct ClusterArgs {
     /// Run each consumer in its own network namespace (requires root, ip and nft).
     #[arg(skip)]
     pub own_network: bool,
+    /// Archive the cookies in a NATS stream.
+    #[arg(skip)]
+    pub archive: bool,
     /// Keep the directory with all stores and logs. It is created in TMPDIR.
     #[arg(long)]
     pub keep: bool,

@@ -34,6 +34,9 @@ pub struct SoakArgs {
     /// Options of the cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// Archive all cookies in a NATS stream, from which nodes recover what they missed.
+    #[arg(long)]
+    pub archive: bool,
     /// Options of the load.
     #[command(flatten)]
     pub drive: DriveArgs,
@@ -57,7 +60,9 @@ pub struct FaultArgs {
     /// stop-producer: SIGSTOP for 0.5 to 3 s.
     /// restart-producer: SIGTERM, and a restart 0.1 to 1 s after it has drained.
     /// kill-producer: SIGKILL, and a restart after 0.1 to 1 s. Its undelivered cookies are lost.
-    /// partition-node: drops all packets between a node and the producers for 1 s to --partition-max. Requires root.
+    /// kill-nats: SIGKILL, and a restart after 0.2 to 3 s. Requires --archive.
+    /// stop-nats: SIGSTOP for 1 to 5 s.
+    /// partition-node: drops all packets between a node and the producers (and the archive) for 1 s to --partition-max. Requires root.
     /// drop-inbound-node: drops only packets to the node, as with a half-open connection.
     /// drop-outbound-node: drops only packets from the node.
     #[arg(long = "fault", value_name = "KIND=TIME", value_parser = parse_fault, verbatim_doc_comment)]
@@ -85,6 +90,7 @@ impl FaultArgs {
     pub(super) fn kinds(
         &self,
         has_mongod: bool,
+        has_archive: bool,
         no_partitions: Option<&str>,
     ) -> Result<Vec<(FaultKind, Duration)>> {
         let mut kinds = Vec::new();
@@ -96,6 +102,9 @@ impl FaultArgs {
                 }
                 _ if kind.needs_mongod() && !has_mongod => {
                     Some("this run starts no mongod; use --store mongodb or mixed".to_owned())
+                }
+                _ if kind.needs_archive() && !has_archive => {
+                    Some("this run has no NATS server; use --archive".to_owned())
                 }
                 _ => None,
             };

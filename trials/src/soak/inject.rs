@@ -94,9 +94,10 @@ impl FaultInjector {
         let consumers = nodes.clone().map(FaultTarget::Consumer);
         let targets = producers
             .chain(consumers)
+            .chain([FaultTarget::Nats])
             .chain(nodes.map(FaultTarget::Mongod));
         for target in targets.filter(|it| !self.is_struck(*it)) {
-            // A node with an embedded store has no mongod.
+            // A node with an embedded store has no mongod; there may be no archive.
             if let Ok((_, process)) = process_of(cluster, target) {
                 process.check()?;
             }
@@ -171,7 +172,10 @@ impl FaultInjector {
         }
         let (name, process) = process_of(cluster, fault.target)?;
         let (stage, what) = match fault.kind {
-            FaultKind::StopConsumer | FaultKind::StopMongod | FaultKind::StopProducer => {
+            FaultKind::StopConsumer
+            | FaultKind::StopMongod
+            | FaultKind::StopProducer
+            | FaultKind::StopNats => {
                 process.signal(Signal::STOP)?;
                 (Stage::Suspended(until), "suspended for")
             }
@@ -247,6 +251,10 @@ fn process_of(cluster: &mut Cluster, target: FaultTarget) -> Result<(String, &mu
             let mongod = cluster.nodes.get_mut(index);
             let mongod = mongod.and_then(|it| it.backend.process());
             mongod.map(|it| (format!("mongod-{}", index + 1), it))
+        }
+        FaultTarget::Nats => {
+            let nats = cluster.nats.as_mut();
+            nats.map(|it| ("nats".to_owned(), &mut it.process))
         }
         FaultTarget::NodeNetwork(_) => None,
     };

@@ -53,6 +53,10 @@ pub enum FaultKind {
     RestartProducer,
     /// SIGKILL, then restart.
     KillProducer,
+    /// SIGKILL, then restart.
+    KillNats,
+    /// SIGSTOP, then SIGCONT.
+    StopNats,
 }
 
 /// Target of a fault.
@@ -61,6 +65,7 @@ pub(super) enum FaultTarget {
     Producer(usize),
     Consumer(usize),
     Mongod(usize),
+    Nats,
     /// Network between a node and all producers.
     NodeNetwork(usize),
 }
@@ -94,6 +99,7 @@ impl Topology {
             FaultKind::StopProducer | FaultKind::RestartProducer | FaultKind::KillProducer => {
                 (0..self.producers).map(FaultTarget::Producer).collect()
             }
+            FaultKind::KillNats | FaultKind::StopNats => vec![FaultTarget::Nats],
         }
     }
 
@@ -101,12 +107,13 @@ impl Topology {
     /// suspended for less than its response timeout.
     fn duration_millis(&self, kind: FaultKind) -> (u64, u64) {
         match kind {
-            FaultKind::StopConsumer | FaultKind::StopMongod => (1_000, 5_000),
+            FaultKind::StopConsumer | FaultKind::StopMongod | FaultKind::StopNats => (1_000, 5_000),
             FaultKind::StopProducer => (500, 3_000),
             FaultKind::KillConsumer
             | FaultKind::RestartConsumer
             | FaultKind::KillMongod
-            | FaultKind::RestartMongod => (200, 3_000),
+            | FaultKind::RestartMongod
+            | FaultKind::KillNats => (200, 3_000),
             FaultKind::RestartProducer | FaultKind::KillProducer => (100, 1_000),
             FaultKind::PartitionNode | FaultKind::DropInboundNode | FaultKind::DropOutboundNode => {
                 (
@@ -135,6 +142,10 @@ impl FaultKind {
             self,
             Self::KillMongod | Self::StopMongod | Self::RestartMongod
         )
+    }
+
+    pub(super) fn needs_archive(self) -> bool {
+        matches!(self, Self::KillNats | Self::StopNats)
     }
 
     /// Dropped packets, for partitions.
