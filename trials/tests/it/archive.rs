@@ -27,7 +27,7 @@ use crate::harness::{DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, wait_logged,
 const STREAM: &str = "COOKIES";
 
 /// The recommended stream, on one server with less space.
-fn stream_config() -> Config {
+pub(crate) fn stream_config() -> Config {
     let file = include_str!("../../../deploy/archive/stream.json");
     let config: Config = serde_json::from_str(file).expect("a stream");
     Config {
@@ -37,19 +37,19 @@ fn stream_config() -> Config {
     }
 }
 
-async fn context(url: &str) -> Result<jetstream::Context> {
+pub(crate) async fn context(url: &str) -> Result<jetstream::Context> {
     let mut errors = ConfigErrors::default();
     let servers = Servers::check(&mut errors, "", url, &NatsTlsArgs::default());
     let servers = servers.context("a valid URL")?;
     Ok(jetstream::new(servers.connect("test", TIMEOUT).await?))
 }
 
-async fn create_stream(url: &str, config: Config) -> Result<()> {
+pub(crate) async fn create_stream(url: &str, config: Config) -> Result<()> {
     context(url).await?.create_stream(config).await?;
     Ok(())
 }
 
-fn archive_url(nats: &ServerProcess) -> String {
+pub(crate) fn archive_url(nats: &ServerProcess) -> String {
     format!("{}/{STREAM}", nats.uri())
 }
 
@@ -138,7 +138,7 @@ async fn wait_state(producer: &Producer, expected: &str) -> Result<()> {
 }
 
 /// Waits until nothing is queued; returns the number of archived cookies.
-async fn wait_archived(producer: &Producer) -> Result<u64> {
+pub(crate) async fn wait_archived(producer: &Producer) -> Result<u64> {
     wait_until(TIMEOUT, "everything is archived", async || {
         let samples = producer.metrics().await?;
         let queued = samples.sum(names::ARCHIVE_QUEUED, &[]);

@@ -18,17 +18,18 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use crate::harness::{Producer, TIMEOUT, numbered_cookie, wait_until, within_timeout};
 
 /// Packages of the Python clients, from PyPI.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
     "grpcio==1.80.0",
     "grpcio-tools==1.80.0",
     "grpcio-health-checking==1.80.0",
     "grpcio-reflection==1.80.0",
     "pymongo==4.16.0",
+    "nats-py==2.16.0",
 ];
 
 /// Error text if the Python environment is missing.
 pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
-                       python3-venv python3-pip), and grpcio and pymongo from PyPI, once";
+                       python3-venv python3-pip), and grpcio, pymongo and nats-py from PyPI, once";
 
 #[tokio::test]
 async fn python_client_reads_both_streams() -> Result<()> {

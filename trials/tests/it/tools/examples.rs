@@ -7,15 +7,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{programs::free_address, scrape::names};
+use testkit::{nats, programs::free_address, scrape::names};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
 
 use crate::{
+    archive,
     harness::{
         Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, numbered_cookie,
         wait_until, within_timeout,
@@ -75,6 +77,58 @@ async fn python_example_reads_two_producers_and_reconnects_after_a_restart() -> 
         let dsp_id = cookie["dsp_id"].as_u64().context("dsp_id is missing")?;
         missing.remove(&(text("user_id"), u32::try_from(dsp_id)?, text("buyer_uid")));
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn archive_example_reads_every_cookie_once_and_reports_what_is_missing() -> Result<()> {
+    let python = python_client::python().await?;
+    let dir = TempDir::new()?;
+    let nats = nats::start(dir.path()).await?;
+    archive::create_stream(&nats.uri(), archive::stream_config()).await?;
+    let url = archive::archive_url(&nats);
+    let mut producer = Producer::start(&dir, &["--archive", &url, "--id", "edge.1"]).await?;
+    producer.accept_numbers(1..=300).await?;
+    archive::wait_archived(&producer).await?;
+    producer.process.drain(DRAIN_TIMEOUT).await?;
+    // Messages of a stranger, and a message that is stored a second time.
+    let context = archive::context(&nats.uri()).await?;
+    let stream = context.get_stream("COOKIES").await?;
+    let mut infos = stream.get_raw_message(1).await?;
+    while infos.payload.len() < 5_000 {
+        infos = stream.get_raw_message(infos.sequence + 1).await?;
+    }
+    let zeros = Bytes::from(vec![1; 1 << 10]);
+    context.publish("cookies.stranger.1", zeros).await?.await?;
+    context.publish(infos.subject, infos.payload).await?.await?;
+
+    let reading = Command::new(python)
+        .arg(example("python/read_archive.py"))
+        .args([&url, "--once"])
+        .stdin(Stdio::null())
+        .output();
+    let output = within_timeout("the reader exits", reading).await??;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{errors}", output.status);
+    let invalid = errors
+        .lines()
+        .filter(|line| line.starts_with("invalid message"));
+    ensure!(
+        invalid.count() == 1 && errors.lines().count() == 1,
+        "{errors}"
+    );
+    let rows = String::from_utf8(output.stdout)?;
+    let mut expected: BTreeSet<_> = (1..=300).map(numbered_cookie).collect();
+    for row in rows.lines() {
+        let row: Value = serde_json::from_str(row)?;
+        let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+        let dsp_id = u32::try_from(row["dsp_id"].as_u64().context("a DSP")?)?;
+        ensure!(
+            expected.remove(&(text("user_id"), dsp_id, text("buyer_uid"))),
+            "{row}"
+        );
+    }
+    ensure!(expected.is_empty(), "{expected:?}");
     Ok(())
 }
 
