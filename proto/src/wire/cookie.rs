@@ -4,7 +4,7 @@ use super::{
     CHUNK_COOKIES, COOKIE_AGE, COOKIE_BUYER_UID, COOKIE_DELETED, COOKIE_DSP_ID, COOKIE_USER_ID,
     CookieRef, Record, Scope, WireError,
     fields::{Fields, Value},
-    put_varint, varint_bytes,
+    put_tagged, varint_bytes,
 };
 use crate::{limits::AGE_MICROS_MAX, units::DspId};
 
@@ -168,26 +168,22 @@ impl<'a> EncodedCookie<'a> {
 
     #[inline]
     fn put(&self, buffer: &mut Vec<u8>) {
-        buffer.push(CHUNK_COOKIES);
-        put_varint(buffer, self.bytes() as u64);
+        put_tagged(buffer, CHUNK_COOKIES, self.bytes() as u64);
         put_text(buffer, COOKIE_USER_ID, self.user_id);
-        buffer.push(COOKIE_DSP_ID);
-        put_varint(buffer, u64::from(self.dsp_id.0));
+        put_tagged(buffer, COOKIE_DSP_ID, u64::from(self.dsp_id.0));
         match self.buyer_uid {
             Some(uid) => put_text(buffer, COOKIE_BUYER_UID, uid),
-            None => buffer.extend_from_slice(&[COOKIE_DELETED, 1]),
+            None => put_tagged(buffer, COOKIE_DELETED, 1),
         }
         if self.age_micros > 0 {
-            buffer.push(COOKIE_AGE);
-            put_varint(buffer, self.age_micros);
+            put_tagged(buffer, COOKIE_AGE, self.age_micros);
         }
     }
 }
 
 #[inline]
 fn put_text(buffer: &mut Vec<u8>, tag: u8, text: &str) {
-    buffer.push(tag);
-    put_varint(buffer, text.len() as u64);
+    put_tagged(buffer, tag, text.len() as u64);
     buffer.extend_from_slice(text.as_bytes());
 }
 

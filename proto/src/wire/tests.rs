@@ -130,6 +130,18 @@ fn cookie_encoding_is_stable() {
 }
 
 #[test]
+fn integers_have_the_computed_size() {
+    let powers = (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit]);
+    for value in powers.chain([u64::MAX]) {
+        let (mut tagged, mut expected) = (Vec::new(), vec![PADDING]);
+        put_tagged(&mut tagged, PADDING, value);
+        prost::encoding::encode_varint(value, &mut expected);
+        assert_eq!(tagged, expected, "{value}");
+        assert_eq!(tagged.len(), 1 + varint_bytes(value), "{value}");
+    }
+}
+
+#[test]
 fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     let aged = |age_micros| {
         let cookie = v1::Cookie {
