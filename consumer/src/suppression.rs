@@ -288,8 +288,13 @@ impl PairEntry {
 
     /// Acceptance time of the newest duplicate, in milliseconds since the Unix epoch.
     fn newest(&self) -> u64 {
-        u64::from(self.second) * 1000 + u64::from(self.newest_millis)
+        newest((self.second, self.newest_millis))
     }
+}
+
+/// The time of [`PairEntry::newest`]; 0 in a free entry.
+fn newest((second, newest_millis): (u32, u32)) -> u64 {
+    u64::from(second) * 1000 + u64::from(newest_millis)
 }
 
 fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<PairEntry>> {
@@ -324,10 +329,8 @@ fn find_in(
 
 /// The index of a free entry, or of the one whose newest duplicate is the oldest.
 fn oldest(bucket: &Bucket) -> usize {
-    let by_age = entries(bucket).enumerate();
-    by_age
-        .min_by_key(|(_, entry)| entry.map(|entry| entry.newest()))
-        .map_or(0, |(at, _)| at)
+    let newest = |at: &usize| newest(split(bucket[3 * at + 2]));
+    (0..WAYS).min_by_key(newest).unwrap_or_default()
 }
 
 fn put(bucket: &mut Bucket, at: usize, entry: Option<PairEntry>) {
