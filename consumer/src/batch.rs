@@ -304,15 +304,18 @@ impl Batch {
                 DedupDecision::Expired => self.counts.expired += 1,
                 DedupDecision::Deleted => self.counts.deleted_on_arrival += 1,
                 DedupDecision::Write { is_known } => {
-                    let entry = self.entry(chunk_at, admitted.accepted, cookie);
-                    self.insert(
-                        BatchEntry {
-                            is_known,
-                            fingerprint,
-                            ..entry
-                        },
-                        cookie.user_id.as_bytes(),
-                    );
+                    let entry = BatchEntry {
+                        accepted: admitted.accepted,
+                        chunk: chunk_at,
+                        user_id_at: offset(chunk.body(), cookie.user_id),
+                        buyer_uid_at: offset(chunk.body(), cookie.buyer_uid),
+                        dsp_id: cookie.dsp_id,
+                        user_id_bytes: length(cookie.user_id),
+                        buyer_uid_bytes: length(cookie.buyer_uid),
+                        is_known,
+                        fingerprint,
+                    };
+                    self.insert(entry, cookie.user_id.as_bytes());
                 }
             }
         }
@@ -328,21 +331,6 @@ impl Batch {
         let cookies = expected.min(self.cookies_max).max(first_chunk);
         self.entries.reserve(cookies);
         self.index.reserve(cookies, |_| 0);
-    }
-
-    fn entry(&self, chunk: u32, accepted: UnixMicros, cookie: &CookieRef<'_>) -> BatchEntry {
-        let body = &self.chunks[chunk as usize];
-        BatchEntry {
-            accepted,
-            chunk,
-            user_id_at: offset(body, cookie.user_id),
-            buyer_uid_at: offset(body, cookie.buyer_uid),
-            dsp_id: cookie.dsp_id,
-            user_id_bytes: length(cookie.user_id),
-            buyer_uid_bytes: length(cookie.buyer_uid),
-            is_known: false,
-            fingerprint: [0; 2],
-        }
     }
 
     fn insert(&mut self, entry: BatchEntry, user_id: &[u8]) {
