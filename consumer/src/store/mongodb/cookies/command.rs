@@ -88,29 +88,26 @@ impl Kind {
         collection: Option<CollectionId>,
     ) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
+        let cookies: Vec<BatchCookie<'_>> = cookies.collect();
         let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
         let command = bson.begin();
         let (name, items) = self.fields();
         bson.string(name, COOKIES.as_bytes());
         if self == Self::Find {
-            find(&mut bson, cookies);
+            find(&mut bson, &cookies);
         } else {
             head(&mut bson, concern);
             if let Some(id) = collection {
                 bson.uuid("collectionUUID", id);
             }
             let items = bson.begin_field(ARRAY, items);
+            let each = cookies.iter().enumerate();
             match self {
-                Self::Insert => cookies
-                    .enumerate()
-                    .for_each(|(at, cookie)| insert(&mut bson, at, &cookie)),
-                Self::Upsert => cookies
-                    .enumerate()
-                    .for_each(|(at, cookie)| upsert(&mut bson, at, &cookie)),
+                Self::Insert => each.for_each(|(at, cookie)| insert(&mut bson, at, cookie)),
+                Self::Upsert => each.for_each(|(at, cookie)| upsert(&mut bson, at, cookie)),
                 Self::Replace | Self::Find => {
-                    for (at, group) in indices.chunks(REPLACE_GROUP).enumerate() {
-                        replace(&mut bson, at, batch, group);
-                    }
+                    let groups = cookies.chunks(REPLACE_GROUP).enumerate();
+                    groups.for_each(|(at, group)| replace(&mut bson, at, group));
                 }
             }
             bson.end(items);
@@ -167,7 +164,7 @@ fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
 }
 
 /// `filter: {_id: {$in: […]}}, projection: {t: 1}`. All results are in one reply, which is smaller than an insert of the same users.
-fn find<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
+fn find(bson: &mut Bson, cookies: &[BatchCookie<'_>]) {
     let count = i32::try_from(cookies.len()).expect("commands are split");
     let filter = bson.begin_field(DOCUMENT, "filter");
     id_in(bson, cookies);
@@ -180,10 +177,10 @@ fn find<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<
 }
 
 /// `_id: {$in: […]}`
-fn id_in<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
+fn id_in(bson: &mut Bson, cookies: &[BatchCookie<'_>]) {
     let id = bson.begin_field(DOCUMENT, "_id");
     let users = bson.begin_field(ARRAY, "$in");
-    for (at, cookie) in cookies.enumerate() {
+    for (at, cookie) in cookies.iter().enumerate() {
         bson.string(at, cookie.user_id);
     }
     bson.end(users);
@@ -200,16 +197,11 @@ fn id_in<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
 ///             {_id: "$_id", b: {$arrayElemAt: [{$literal: [buyer uids]}, "$$i"]}, t: "$$t"},
 ///             "$$ROOT"]}}}}}}]}
 /// ```
-fn replace(bson: &mut Bson, at: usize, batch: &Batch, group: &[u32]) {
-    let cookies = || {
-        group
-            .iter()
-            .map(|index| batch.cookie(*index as usize))
-            .enumerate()
-    };
+fn replace(bson: &mut Bson, at: usize, group: &[BatchCookie<'_>]) {
+    let cookies = || group.iter().enumerate();
     let item = bson.begin_field(DOCUMENT, at);
     let query = bson.begin_field(DOCUMENT, "q");
-    id_in(bson, cookies().map(|(_, cookie)| cookie));
+    id_in(bson, group);
     bson.end(query);
     bson.boolean("multi", true);
     let pipeline = bson.begin_field(ARRAY, "u");
