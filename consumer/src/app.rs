@@ -68,7 +68,7 @@ impl App {
     /// When the store cannot be opened, the port is in use, or the registry already has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
-        let admin = listen::bind(config.process.admin, "--admin")?;
+        let admin = listen::bind(config.args.process.admin, "--admin")?;
         Self::start_in(store, admin, Arc::new(Tcp), config, registry)
     }
 
@@ -102,7 +102,7 @@ impl App {
             monitor,
             health: Arc::new(Health::default()),
             store,
-            deletions: Deletions::new(config.retention.deletion_bytes),
+            deletions: Deletions::new(config.args.retention.deletion_bytes),
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
@@ -203,7 +203,7 @@ impl App {
         tasks.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
         let context = subscription::Context {
             // Each host name has at least one address, even before it is resolved.
-            producers_min: config.producers.producer.len(),
+            producers_min: config.args.producers.producer.len(),
             name: config.args.producers.name,
             network,
             security: config.security,
@@ -230,7 +230,7 @@ impl App {
 fn warn_about_plaintext_token(config: &Config) {
     let is_plain = |url: &&ProducerUrl| !url.https && !is_loopback_host(&url.host);
     if config.security.token.is_some()
-        && let Some(producer) = config.producers.producer.iter().find(is_plain)
+        && let Some(producer) = config.args.producers.producer.iter().find(is_plain)
     {
         tracing::warn!(
             %producer,

@@ -6,7 +6,7 @@
 mod args;
 mod parse;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, ops::Deref, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use runtime::{
     connect::credentials::{Security, load_files},
@@ -64,14 +64,6 @@ impl Config {
     }
 }
 
-impl Deref for Config {
-    type Target = Args;
-
-    fn deref(&self) -> &Args {
-        &self.args
-    }
-}
-
 impl Settings for Args {
     type Config = Config;
 
@@ -90,7 +82,7 @@ impl Settings for Args {
     }
 
     fn common(config: &Config) -> &CommonArgs {
-        &config.common
+        &config.args.common
     }
 }
 

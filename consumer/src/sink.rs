@@ -91,30 +91,27 @@ impl Sink {
         metrics: &Metrics,
         stops: StopTokens,
     ) -> Result<Self, Failure> {
-        let (buffer, received) = buffer::buffer(config.storage.buffer_bytes, &metrics.subscription);
+        let (storage, retention) = (&config.args.storage, &config.args.retention);
+        let (buffer, received) = buffer::buffer(storage.buffer_bytes, &metrics.subscription);
         let limits = BatchLimits {
-            flush_interval: config.storage.flush_interval,
-            cookies_max: config.storage.batch_cookies,
+            flush_interval: storage.flush_interval,
+            cookies_max: storage.batch_cookies,
             bytes_max: BATCH_BYTES_MAX,
         };
         let ttls = config.ttls.clone();
         let suppression = Suppression::new(
-            config.retention.refresh_interval,
-            config.retention.refresh_bytes,
+            retention.refresh_interval,
+            retention.refresh_bytes,
             ttls.clone(),
         );
         let suppression = Arc::new(Mutex::new(suppression));
         let (batch_sender, batches) = batch_channel();
         let dead_letters = DeadLetters::new(
-            config.storage.dead_letters.clone(),
+            storage.dead_letters.clone(),
             DEAD_LETTER_BYTES_MAX,
             metrics.sink.dead_letters.clone(),
         );
-        let retry_queue = RetryQueue::new(
-            config.storage.dsps(),
-            deletions.clone(),
-            metrics.sink.clone(),
-        );
+        let retry_queue = RetryQueue::new(storage.dsps(), deletions.clone(), metrics.sink.clone());
         let retrier = store.backlog.clone().map(|backlog| Retrier {
             retry_queue: retry_queue.clone(),
             backlog,
@@ -129,7 +126,7 @@ impl Sink {
             metrics: metrics.sink.clone(),
             fast_drain: stops.fast_drain,
             clock: ClockJumps::new(clock::now(), Instant::now()),
-            slots: DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
+            slots: DspSlots::new(storage.dsps(), storage.unlisted_dsps_max),
             ttls,
             deletions,
             producers: health.producers().clone(),

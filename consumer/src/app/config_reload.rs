@@ -20,8 +20,8 @@ impl RuntimeConfig {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             maintenance: watch::Sender::new(schedule(config)),
-            drain_timeout: watch::Sender::new(config.process.drain_timeout),
-            rejected_dsps: watch::Sender::new(config.storage.rejected_dsps()),
+            drain_timeout: watch::Sender::new(config.args.process.drain_timeout),
+            rejected_dsps: watch::Sender::new(config.args.storage.rejected_dsps()),
         }
     }
 
@@ -33,8 +33,8 @@ impl RuntimeConfig {
             ..schedule(config)
         };
         set(&self.maintenance, schedule);
-        set(&self.drain_timeout, config.process.drain_timeout);
-        set(&self.rejected_dsps, config.storage.rejected_dsps());
+        set(&self.drain_timeout, config.args.process.drain_timeout);
+        set(&self.rejected_dsps, config.args.storage.rejected_dsps());
     }
 }
 
@@ -48,10 +48,11 @@ fn set<T: PartialEq>(current: &watch::Sender<T>, new: T) {
 }
 
 fn schedule(config: &Config) -> Schedule {
+    let maintenance = &config.args.maintenance;
     Schedule {
-        expiry: config.maintenance.expiry_window,
-        compaction: config.maintenance.compaction_window,
-        time_zone: config.maintenance.time_zone.clone(),
+        expiry: maintenance.expiry_window,
+        compaction: maintenance.compaction_window,
+        time_zone: maintenance.time_zone.clone(),
         cursor_ttl: config.ttls.max(),
     }
 }

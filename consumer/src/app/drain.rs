@@ -148,7 +148,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
             let config = config(&dir, drain_timeout);
-            let max = config.process.drain_timeout;
+            let max = config.args.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
             // Tasks that never end.
             app.data_path.spawn(pending::<()>());

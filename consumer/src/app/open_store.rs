@@ -10,7 +10,7 @@ use crate::{
 /// # Errors
 /// When the embedded store cannot be opened. The error states the remedy.
 pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
-    Ok(match &config.storage.store {
+    Ok(match &config.args.storage.store {
         StoreConfig::Embedded(dir) => {
             let (dir, ttls) = (dir.clone(), config.ttls.clone());
             EmbeddedStore::open(dir, ttls).await?.into()

@@ -293,8 +293,8 @@ impl Config {
     pub(crate) fn mongodb_store(&self, uri: &str) -> mongodb::Options {
         mongodb::Options {
             uri: uri.to_owned(),
-            name: self.producers.name.clone(),
-            prefix: self.mongodb.mongodb_prefix.clone(),
+            name: self.args.producers.name.clone(),
+            prefix: self.args.mongodb.mongodb_prefix.clone(),
             ttls: self.ttls.clone(),
         }
     }

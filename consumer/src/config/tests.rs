@@ -18,8 +18,8 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 }
 
 #[track_caller]
-fn check_producers(config: &Config, expected: &[&str]) {
-    let producers: Vec<_> = config
+fn check_producers(args: &Args, expected: &[&str]) {
+    let producers: Vec<_> = args
         .producers
         .producer
         .iter()
@@ -30,24 +30,24 @@ fn check_producers(config: &Config, expected: &[&str]) {
 
 #[test]
 fn defaults_are_the_documented_ones() {
-    let config = load(&[]).unwrap();
-    check_producers(&config, &["http://127.0.0.1:7676"]);
-    assert_eq!(config.storage.store, StoreConfig::Embedded("./data".into()));
-    assert_eq!(config.storage.flush_interval, Duration::from_millis(200));
-    assert_eq!(config.process.admin, "127.0.0.1:9091".parse().unwrap());
-    assert_eq!(config.storage.buffer_bytes, 16 << 20);
-    assert_eq!(config.retention.ttl, Duration::from_secs(14 * 86_400));
-    assert_eq!(config.retention.dsp_ttl, []);
-    assert_eq!(config.retention.ttl_floor, None);
-    assert_eq!(config.retention.refresh_interval, Duration::from_secs(3600));
-    assert_eq!(config.retention.refresh_bytes, 256 << 20);
-    assert_eq!(config.maintenance.expiry_window.to_string(), "01:00-03:00");
+    let args = load(&[]).unwrap().args;
+    check_producers(&args, &["http://127.0.0.1:7676"]);
+    assert_eq!(args.storage.store, StoreConfig::Embedded("./data".into()));
+    assert_eq!(args.storage.flush_interval, Duration::from_millis(200));
+    assert_eq!(args.process.admin, "127.0.0.1:9091".parse().unwrap());
+    assert_eq!(args.storage.buffer_bytes, 16 << 20);
+    assert_eq!(args.retention.ttl, Duration::from_secs(14 * 86_400));
+    assert_eq!(args.retention.dsp_ttl, []);
+    assert_eq!(args.retention.ttl_floor, None);
+    assert_eq!(args.retention.refresh_interval, Duration::from_secs(3600));
+    assert_eq!(args.retention.refresh_bytes, 256 << 20);
+    assert_eq!(args.maintenance.expiry_window.to_string(), "01:00-03:00");
     assert_eq!(
-        config.maintenance.compaction_window.to_string(),
+        args.maintenance.compaction_window.to_string(),
         "03:00-06:00"
     );
-    assert_eq!(config.process.drain_timeout, Duration::from_secs(10));
-    assert!(!config.producers.name.is_empty());
+    assert_eq!(args.process.drain_timeout, Duration::from_secs(10));
+    assert!(!args.producers.name.is_empty());
 }
 
 #[test]
@@ -57,23 +57,25 @@ fn flag_beats_file_beats_default() {
          producer = ['http://a:1', 'http://b']\n",
     );
     let file = file.path().to_str().unwrap();
-    let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
-    assert_eq!(config.storage.flush_interval, Duration::from_millis(50));
-    assert_eq!(config.retention.ttl, Duration::from_secs(7 * 86_400));
+    let args = load(&["--config", file, "--flush-interval", "50ms"])
+        .unwrap()
+        .args;
+    assert_eq!(args.storage.flush_interval, Duration::from_millis(50));
+    assert_eq!(args.retention.ttl, Duration::from_secs(7 * 86_400));
     assert_eq!(
-        config.retention.dsp_ttl,
+        args.retention.dsp_ttl,
         [(DspId(17), Duration::from_secs(3600))]
     );
-    assert_eq!(config.storage.batch_cookies, 5);
-    assert_eq!(config.storage.buffer_bytes, 64 << 20);
-    check_producers(&config, &["http://a:1", "http://b:7676"]);
+    assert_eq!(args.storage.batch_cookies, 5);
+    assert_eq!(args.storage.buffer_bytes, 64 << 20);
+    check_producers(&args, &["http://a:1", "http://b:7676"]);
 }
 
 #[test]
 fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";
-    let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
-    check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
+    let args = load(&[two, "--producer", "http://[::1]:3"]).unwrap().args;
+    check_producers(&args, &["http://a:1", "http://b:2", "http://[::1]:3"]);
 }
 
 #[test]
@@ -134,7 +136,10 @@ fn credentials_are_never_printed() {
         let store = format!("--store={uri}");
         for argument in [&file, &store] {
             let config = load(&[argument]).unwrap();
-            assert_eq!(config.storage.store, StoreConfig::Mongodb(uri.to_owned()));
+            assert_eq!(
+                config.args.storage.store,
+                StoreConfig::Mongodb(uri.to_owned())
+            );
             let text = format!("{config:?}");
             assert!(!text.contains("secret"), "{text}");
             assert!(text.contains("host"), "{text}");
