@@ -190,7 +190,7 @@ impl Deletions {
 
     /// Adds deletions in the store.
     pub fn load(&self, stored: impl IntoIterator<Item = StoredDeletion>) {
-        let mut latest = UnixMicros(0);
+        let mut latest = UnixMicros::NONE;
         for it in stored {
             self.add(&it.deletion);
             latest = it.deletion.until.max(latest);
@@ -228,7 +228,7 @@ impl Deletions {
     pub fn increased_until(&self, here: UnixMicros) -> UnixMicros {
         let table = self.shared.table.lock();
         let last = table.increased.range(..=here).next_back();
-        last.map_or(UnixMicros(0), |(_, to)| *to)
+        last.map_or(UnixMicros::NONE, |(_, to)| *to)
     }
 
     /// Starts the jobs of DSP deletions that have become durable: all earlier cookies are in the store. Must be called
@@ -237,7 +237,7 @@ impl Deletions {
         let mut table = self.shared.table.lock();
         for deletion in durable.into_iter().filter_map(Deletion::of_dsp) {
             table.newest += 1;
-            let next = (UnixMicros(0), table.newest);
+            let next = (UnixMicros::NONE, table.newest);
             let (until, _) = table.jobs.entry(deletion.dsp_id).or_insert(next);
             *until = deletion.until.max(*until);
         }
@@ -252,7 +252,7 @@ impl Deletions {
         arriving: &Arriving<'_>,
     ) -> Option<UnixMicros> {
         let Some((table, hashes)) = self.table(user_id, dsp_id) else {
-            return Some(UnixMicros(0));
+            return Some(UnixMicros::NONE);
         };
         // The floor also covers cookies of other users, so the differences of clocks do not extend it.
         if arriving.accepted <= table.floor {
@@ -284,7 +284,7 @@ impl Deletions {
         accepted: UnixMicros,
     ) -> UnixMicros {
         let after = until.after(AFTER_DELETION_MICROS);
-        if until > UnixMicros(0) && accepted < after {
+        if until > UnixMicros::NONE && accepted < after {
             let mut table = self.shared.table.lock();
             table.add_increased(arriving.here(), after);
             after
@@ -318,7 +318,7 @@ impl Deletions {
         removed: impl FnOnce(&Table) -> UnixMicros,
     ) -> UnixMicros {
         let Some((table, hashes)) = self.table(user_id, dsp_id) else {
-            return UnixMicros(0);
+            return UnixMicros::NONE;
         };
         let times = hashes.iter().filter_map(|hash| table.until.get(hash));
         times.copied().fold(removed(&table), UnixMicros::max)
@@ -466,7 +466,7 @@ impl Table {
 
     /// Removes the deletions up to this time.
     fn remove_until(&mut self, before: UnixMicros) {
-        let mut removed = UnixMicros(0);
+        let mut removed = UnixMicros::NONE;
         self.until.retain(|_, until| {
             if *until <= before {
                 removed = removed.max(*until);

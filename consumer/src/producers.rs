@@ -157,7 +157,7 @@ impl Producers {
     /// Records that a producer's clock showed `time` between the [time](Self::steady_now) `sent` and now. 0 if the
     /// producer did not report it.
     pub fn measure_clock(&self, producer: &str, sent: UnixMicros, time: UnixMicros) {
-        if time == UnixMicros(0) {
+        if time == UnixMicros::NONE {
             return;
         }
         let offset = ClockOffset::measured(sent, time, self.steady_now());

@@ -119,8 +119,8 @@ impl Suppression {
         Self {
             interval,
             ttls,
-            now: UnixMicros(0),
-            deleted: UnixMicros(0),
+            now: UnixMicros::NONE,
+            deleted: UnixMicros::NONE,
             keys: (fastrand::u64(..), fastrand::u64(..)),
             buckets: vec![[0; 3 * WAYS + 1]; buckets],
         }

@@ -23,7 +23,7 @@ macro_rules! unit {
 }
 
 unit! {
-    /// A time of a wall clock, in microseconds since the Unix epoch; 0 if unknown.
+    /// A time of a wall clock, in microseconds since the Unix epoch.
     UnixMicros(u64)
 }
 
@@ -45,6 +45,9 @@ unit! {
 }
 
 impl UnixMicros {
+    /// 0, where a time is unknown or there is none. It is before all others.
+    pub const NONE: Self = Self(0);
+
     /// The latest time.
     pub const MAX: Self = Self(u64::MAX);
 

@@ -17,7 +17,7 @@
 //! let cookie = CookieRef { user_id: "alice", dsp_id: DspId(17), buyer_uid: "b-1", age_micros: 0 };
 //! let mut buffer = vec![0; HEADROOM_BYTES];
 //! wire::put_cookie(&mut buffer, &cookie);
-//! let header = ChunkHeader { epoch: Epoch(1), first_sequence: Sequence(1), count: 1, accepted: UnixMicros(0) };
+//! let header = ChunkHeader { epoch: Epoch(1), first_sequence: Sequence(1), count: 1, accepted: UnixMicros::NONE };
 //! let start = wire::seal(&mut buffer, &header);
 //!
 //! let message = Bytes::from(buffer).slice(start + FRAME_PREFIX_BYTES..);

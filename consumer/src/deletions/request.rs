@@ -41,7 +41,7 @@ impl Arriving<'_> {
 
     /// Whether a deletion up to a time covers it, if nothing else is known about the deletion.
     pub(super) fn is_covered_until(&self, until: UnixMicros) -> bool {
-        until > UnixMicros(0) && self.accepted.min(self.here()) <= until
+        until > UnixMicros::NONE && self.accepted.min(self.here()) <= until
     }
 }
 
@@ -53,7 +53,7 @@ impl Request {
             producer: Some(Arc::clone(producer)),
             requested,
             here: (here(offset.min), here(offset.max)),
-            covered: UnixMicros(0),
+            covered: UnixMicros::NONE,
         }
     }
 

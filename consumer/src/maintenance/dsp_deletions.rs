@@ -56,7 +56,7 @@ async fn remove_old(deletions: &Deletions, upkeep: &dyn Upkeep, stop: &Cancellat
     let mut changes = deletions.changes();
     let mut hourly = interval(REMOVAL_INTERVAL);
     let mut backoff = backoff();
-    let mut stored_floor = UnixMicros(0);
+    let mut stored_floor = UnixMicros::NONE;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

@@ -34,7 +34,7 @@ impl Completeness {
         } else {
             self.durable
         };
-        (until > UnixMicros(0)).then_some(until)
+        (until > UnixMicros::NONE).then_some(until)
     }
 }
 

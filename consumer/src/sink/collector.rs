@@ -132,7 +132,7 @@ impl DedupFilter for AdmissionFilter<'_> {
         let request = self.request(deletion);
         let requested = deletion.until;
         let latest = self.producers.latest_anywhere(self.producer, requested);
-        let increased = request.as_ref().map_or(UnixMicros(0), |request| {
+        let increased = request.as_ref().map_or(UnixMicros::NONE, |request| {
             self.deletions.increased_until(request.latest_here())
         });
         deletion.until = latest.min(self.accepted_max).max(requested).max(increased);

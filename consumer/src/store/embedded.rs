@@ -296,7 +296,7 @@ impl Inner {
         let inode = file.metadata()?.ino();
         let newest = match meta.get(NEWEST_KEY)? {
             Some(newest) => time(&newest).unwrap_or(UnixMicros::MAX),
-            None => UnixMicros(0),
+            None => UnixMicros::NONE,
         };
         let mut slots = BTreeSet::new();
         for pair in meta.prefix(SLOT_PREFIX) {

@@ -153,7 +153,7 @@ fn first_batch(reply: &Document) -> impl Iterator<Item = &Document> {
 
 /// Stored times before the result are covered by a deletion up to `until`: later by the resolution of `t`. 0 for none.
 fn deleted_before(until: UnixMicros) -> UnixMicros {
-    until.after(if until > UnixMicros(0) { 1_000 } else { 0 })
+    until.after(if until > UnixMicros::NONE { 1_000 } else { 0 })
 }
 
 /// A date of BSON as a time; `None` before the Unix epoch.

@@ -249,7 +249,7 @@ mod tests {
             epoch: Epoch(epoch),
             first_sequence: Sequence(first_sequence),
             count,
-            accepted: UnixMicros(0),
+            accepted: UnixMicros::NONE,
         };
         let gap = |first_sequence, last_sequence| Gap {
             first_sequence,

@@ -61,7 +61,7 @@ impl Open {
             buffer: empty_buffer(chunk_bytes),
             count: 0,
             first_sequence: Sequence::FIRST,
-            accepted: UnixMicros(0),
+            accepted: UnixMicros::NONE,
             opened: Instant::now(),
             closed: false,
             pending: Pending::default(),

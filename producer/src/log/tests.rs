@@ -356,7 +356,7 @@ fn chunk_is_sealed_at_its_age_and_a_small_chunk_at_three_times_its_age() {
 fn time_of_chunks_never_decreases() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
-    let mut before = UnixMicros(0);
+    let mut before = UnixMicros::NONE;
     for sequence in 1..10 {
         append(&log, sequence).unwrap();
         seal(&log);

@@ -65,7 +65,7 @@ fn deletion(user: &str, dsp_id: u32, until: UnixMicros) -> Deletion {
 
 #[tokio::test(start_paused = true)]
 async fn store_removes_deletions_with_the_table_while_a_job_hangs() {
-    let (floor, mut floors) = watch::channel(UnixMicros(0));
+    let (floor, mut floors) = watch::channel(UnixMicros::NONE);
     let store = HangingStore {
         floor,
         failures: Mutex::new(2),

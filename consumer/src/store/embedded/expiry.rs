@@ -71,7 +71,7 @@ struct Filter {
 impl CompactionFilter for Filter {
     /// `Remove` leaves a tombstone on every level except the last, so that no older value reappears.
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
-        if self.now == UnixMicros(0) {
+        if self.now == UnixMicros::NONE {
             return Ok(Verdict::Keep);
         }
         let Some(dsp_id) = dsp_of(item.key()) else {

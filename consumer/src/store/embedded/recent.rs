@@ -131,7 +131,7 @@ impl Generation {
 
     fn clear(&mut self) {
         self.pairs.clear();
-        self.newest = UnixMicros(0);
+        self.newest = UnixMicros::NONE;
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     /// Writes cookies that are up to `late_max` late, and compares the results with a map. Returns the number of reads.
     fn reads(users: u32, late_max: u64, cookies: u64) -> u64 {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut recent = RecentPairs::with_generations(UnixMicros(0), 1000);
+        let mut recent = RecentPairs::with_generations(UnixMicros::NONE, 1000);
         let mut stored: HashMap<u32, UnixMicros> = HashMap::new();
         let mut reads = 0;
         for now in 1..=cookies {

@@ -72,5 +72,5 @@ fn deletion_drops_the_queued_cookies_of_its_scope_only() {
 
 #[test]
 fn cookie_accepted_after_the_time_of_a_deletion_is_kept() {
-    check(deletion("u", 0, Some(UnixMicros(0))), |_, _| false);
+    check(deletion("u", 0, Some(UnixMicros::NONE)), |_, _| false);
 }

@@ -63,7 +63,7 @@ fn acceptance_times_are_limited_to_the_week_before_the_chunk() {
     let mut reader = log.reader(Sequence(1), u64::MAX, Sequence(0));
     append_accepted(
         &log,
-        &[(1, UnixMicros::MAX), (2, log.now()), (3, UnixMicros(0))],
+        &[(1, UnixMicros::MAX), (2, log.now()), (3, UnixMicros::NONE)],
     )
     .unwrap();
     seal(&log);

@@ -78,7 +78,7 @@ impl Record {
     pub(crate) fn received_values(&self, number: u64) -> impl Iterator<Item = &StoredValue> {
         let value = |accepted| StoredValue { number, accepted };
         self.received
-            .range(value(UnixMicros(0))..=value(UnixMicros::MAX))
+            .range(value(UnixMicros::NONE)..=value(UnixMicros::MAX))
     }
 
     /// Time up to which durable deletions cover the cookies of a pair.
@@ -100,7 +100,7 @@ impl Disk {
             durable_deletions: BTreeMap::new(),
             deletions: BTreeMap::new(),
             finished: BTreeMap::new(),
-            floor: UnixMicros(0),
+            floor: UnixMicros::NONE,
             slots: BTreeSet::new(),
             retry_queue: BTreeMap::new(),
             failing_dsp: None,
@@ -277,7 +277,7 @@ impl Disk {
             },
             is_finished: self.finished.get(&scope.dsp) == Some(until),
         });
-        let floor = (self.floor > UnixMicros(0)).then(|| StoredDeletion {
+        let floor = (self.floor > UnixMicros::NONE).then(|| StoredDeletion {
             deletion: Deletion::floor(self.floor),
             is_finished: true,
         });

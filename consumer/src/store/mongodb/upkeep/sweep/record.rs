@@ -30,7 +30,7 @@ impl SweepRecord {
     /// When the newest pass began; 0 if a clock that was ahead recorded a time after `now`.
     pub(super) fn last_pass(&self, now: UnixMicros) -> UnixMicros {
         if self.at > now {
-            UnixMicros(0)
+            UnixMicros::NONE
         } else {
             self.at
         }
@@ -120,7 +120,7 @@ mod tests {
         assert!(!done.is_done(NOW, NOW, TTL / 2));
         assert!(done.is_done(NOW, NOW, 2 * TTL), "nothing else has expired");
         assert!(
-            !done.is_done(UnixMicros(0), NOW.before(MINUTE), TTL),
+            !done.is_done(UnixMicros::NONE, NOW.before(MINUTE), TTL),
             "recorded by a clock that was ahead"
         );
         let hour = Duration::from_secs(3600);
