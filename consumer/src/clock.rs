@@ -125,52 +125,35 @@ pub(crate) fn extrapolate((time, then): (UnixMicros, Instant), at: Instant) -> U
 mod tests {
     use super::*;
 
+    /// Times in seconds.
+    fn secs(secs: u64) -> UnixMicros {
+        UnixMicros(secs * 1_000_000)
+    }
+
     #[test]
     fn steady_clock_continues_when_the_host_clock_is_set_back() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut clock = ClockJumps::new(UnixMicros(10_000_000), start);
-        assert_eq!(
-            clock.steady(UnixMicros(11_000_000), start + second),
-            UnixMicros(11_000_000)
-        );
-        assert_eq!(
-            clock.steady(UnixMicros(3_000_000), start + 2 * second),
-            UnixMicros(12_000_000)
-        );
-        assert_eq!(
-            clock.steady(UnixMicros(4_000_000), start + 3 * second),
-            UnixMicros(13_000_000)
-        );
-        assert_eq!(
-            clock.steady(UnixMicros(90_000_000), start + 4 * second),
-            UnixMicros(90_000_000)
-        );
-        assert_eq!(
-            clock.steady(UnixMicros(14_000_000), start + 5 * second),
-            UnixMicros(91_000_000)
-        );
+        let start = Instant::now();
+        let mut clock = ClockJumps::new(secs(10), start);
+        for (elapsed, shown, steady) in [
+            (1, 11, 11),
+            (2, 3, 12),
+            (3, 4, 13),
+            (4, 90, 90),
+            (5, 14, 91),
+        ] {
+            let at = start + Duration::from_secs(elapsed);
+            assert_eq!(clock.steady(secs(shown), at), secs(steady), "{elapsed}");
+        }
     }
 
     #[test]
     fn earlier_clock_ignores_a_host_clock_set_ahead() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let clock = ClockJumps::new(UnixMicros(10_000_000), start);
-        assert_eq!(
-            clock.earlier(UnixMicros(90_000_000), start + second),
-            UnixMicros(11_000_000)
-        );
-        assert_eq!(
-            clock.earlier(UnixMicros(12_000_000), start + 2 * second),
-            UnixMicros(12_000_000)
-        );
-        assert_eq!(
-            clock.earlier(UnixMicros(3_000_000), start + 3 * second),
-            UnixMicros(3_000_000)
-        );
-        assert_eq!(
-            clock.earlier(UnixMicros(90_000_000), start + 4 * second),
-            UnixMicros(14_000_000)
-        );
+        let start = Instant::now();
+        let clock = ClockJumps::new(secs(10), start);
+        for (elapsed, shown, earlier) in [(1, 90, 11), (2, 12, 12), (3, 3, 3), (4, 90, 14)] {
+            let at = start + Duration::from_secs(elapsed);
+            assert_eq!(clock.earlier(secs(shown), at), secs(earlier), "{elapsed}");
+        }
     }
 
     #[tokio::test]
