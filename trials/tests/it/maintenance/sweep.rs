@@ -339,6 +339,22 @@ async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
 }
 
 #[tokio::test]
+async fn record_of_a_dropped_collection_is_deleted() -> Result<()> {
+    let (mongod, server) = Server::start().await?;
+    let sweep = async |start: &str| {
+        sweep_until(&mongod, ConsumerOptions::default(), start, |_| false).await?;
+        anyhow::Ok(server.sweeps().await?.into_keys().collect::<Vec<_>>())
+    };
+    for namespace in ["17.cookies", "19.cookies"] {
+        server.write(namespace, "fresh", HOUR).await?;
+    }
+    assert_eq!(sweep("10T01:00").await?, ["17.cookies", "19.cookies"]);
+    server.database("17").drop().await?;
+    assert_eq!(sweep("11T01:00").await?, ["19.cookies"]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
     let (mongod, server) = Server::start().await?;
     fill(&server, "17.cookies", 6_000).await?;

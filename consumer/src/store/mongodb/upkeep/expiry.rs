@@ -48,6 +48,9 @@ impl MongodbStore {
             expired.complete &= self.isolate(dropped, failed).await? != Some(false);
             databases.push((dsp_id, database));
         }
+        if failed.is_none() {
+            self.keep_records(&databases).await?;
+        }
         if expiry.open {
             expired.complete &= self.sweep(expiry, &databases, failed).await?;
         }

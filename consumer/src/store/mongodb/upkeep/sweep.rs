@@ -96,6 +96,16 @@ impl MongodbStore {
         Ok(found.iter().filter_map(SweepRecord::decode).collect())
     }
 
+    /// Deletes the records of all other collections, which were dropped. If they are created again, nothing in them is overdue yet.
+    pub(super) async fn keep_records(
+        &self,
+        databases: &[(DspId, Database)],
+    ) -> Result<(), StoreError> {
+        let kept: Vec<_> = databases.iter().map(|(_, it)| namespace(it)).collect();
+        self.delete_own(RECORDS, doc! { "_id": { "$nin": kept } })
+            .await
+    }
+
     async fn save_record(&self, due: &DueCollection) -> Result<(), StoreError> {
         let record = due.record.encode(&due.namespace);
         self.put_own(RECORDS, &due.namespace, record).await
