@@ -36,12 +36,7 @@ use parking_lot::Mutex;
 use proto::{limits::CONTRACTS_MAX, units::DspId};
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use crate::contracts::{
-    Contracts,
-    file::ContractsFile,
-    rejection::{Cause, Rejection},
-    verdict::Verdict,
-};
+use crate::contracts::{Contracts, file::ContractsFile, rejection::Rejection, verdict::Verdict};
 
 /// Maximum number of series without a list.
 const UNLISTED_SERIES_MAX: usize = 64;
@@ -60,22 +55,16 @@ const ACCEPTED: usize = 0;
 
 /// Index of the first rejection that is only observed. Such requests are accepted, so they have two or more outcomes.
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
-const OUTCOMES: usize = WOULD_REFUSE + OBSERVED_COUNT;
+const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
 
 /// Rejections that may be only observed, by their causes.
-const OBSERVED_COUNT: usize = 5;
-const OBSERVED: [Rejection; OBSERVED_COUNT] = {
-    let (mut observed, mut found, mut at) = ([Rejection::Privacy; OBSERVED_COUNT], 0, 0);
-    while at < Rejection::ALL.len() {
-        if matches!(Rejection::ALL[at].cause(), Cause::Uid | Cause::Privacy) {
-            observed[found] = Rejection::ALL[at];
-            found += 1;
-        }
-        at += 1;
-    }
-    assert!(found == observed.len());
-    observed
-};
+const OBSERVED: [Rejection; 5] = [
+    Rejection::BuyerMacro,
+    Rejection::BuyerSentinel,
+    Rejection::BuyerTooLongForDsp,
+    Rejection::BuyerPattern,
+    Rejection::Privacy,
+];
 
 /// Represents an invalid DSP id; no DSP has this id.
 const NONE: DspId = DspId::NONE;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::contracts::file;
+use crate::contracts::{file, rejection::Cause};
 
 fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
     let policy = ["accept", "refuse"][usize::from(rejects_unlisted)];
@@ -47,6 +47,12 @@ fn check(dsps: &Dsps, expected: &[(&str, u64)]) {
         .map(|&(series, count)| (series.to_owned(), count))
         .collect();
     assert_eq!(series(dsps), expected);
+}
+
+#[test]
+fn rejections_of_the_buyer_uid_and_of_privacy_may_be_observed() {
+    let is_observed = |it: &&Rejection| matches!(it.cause(), Cause::Uid | Cause::Privacy);
+    assert!(Rejection::ALL.iter().filter(is_observed).eq(&OBSERVED));
 }
 
 #[test]
