@@ -244,8 +244,8 @@ impl LogShared {
         now.max(UnixMicros(latest))
     }
 
-    /// Like [`Log::now`], but without advancing the clock.
-    fn now(&self) -> UnixMicros {
+    /// The time that [`Log::now`] would return, without advancing the clock.
+    fn peek_clock(&self) -> UnixMicros {
         let latest = self.latest.load(Ordering::Relaxed);
         UnixMicros(runtime::unix_micros().max(latest))
     }

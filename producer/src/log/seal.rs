@@ -257,7 +257,7 @@ impl Log {
         if open.pending.is_empty() {
             return;
         }
-        let now = self.shared.now();
+        let now = self.shared.peek_clock();
         for (deletions, appended) in mem::take(&mut open.pending) {
             for deletion in deletions {
                 let record = Record::Delete {
@@ -297,7 +297,7 @@ impl Log {
         if open.closed {
             return Err(Closed);
         }
-        let now = shared.now();
+        let now = shared.peek_clock();
         let (first, was_empty) = (open.first_sequence, open.count == 0);
         let age_micros = now.since(open.accepted);
         if !was_empty && age_micros > shared.chunk_age_micros * open.ages_max() {
