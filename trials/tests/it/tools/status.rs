@@ -70,18 +70,15 @@ async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<
     Ok(())
 }
 
+/// Starts a consumer without waiting; its producer is unreachable.
+async fn spawn(dir: &TempDir, name: &str, store: &str) -> Result<Consumer> {
+    Consumer::spawn(dir, name, &["http://127.0.0.1:1"], store, &[]).await
+}
+
 #[tokio::test]
 async fn readyz_explains_each_component() -> Result<()> {
     let dir = TempDir::new()?;
-    let unreachable = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(
-        &dir,
-        "node",
-        &unreachable,
-        &embedded(&dir.path().join("store")),
-        &[],
-    )
-    .await?;
+    let consumer = spawn(&dir, "node", &embedded(&dir.path().join("store"))).await?;
     consumer
         .wait_not_ready(
             "producers: no producer is connected; known addresses: 1; 127.0.0.1:1 of http://127.0.0.1:1",
@@ -104,19 +101,10 @@ async fn readyz_explains_each_component() -> Result<()> {
 #[tokio::test]
 async fn unreachable_producer_and_store_are_logged_as_warnings() -> Result<()> {
     let dir = TempDir::new()?;
-    let unreachable = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(
-        &dir,
-        "node",
-        &unreachable,
-        &embedded(&dir.path().join("store")),
-        &[],
-    )
-    .await?;
+    let consumer = spawn(&dir, "node", &embedded(&dir.path().join("store"))).await?;
     let no_producer = "WARN consumer::subscription: no stream from this address, retrying";
     wait_logged(&consumer.process, no_producer).await?;
-    let uri = "mongodb://127.0.0.1:1";
-    let consumer = Consumer::spawn(&dir, "other", &unreachable, uri, &[]).await?;
+    let consumer = spawn(&dir, "other", "mongodb://127.0.0.1:1").await?;
     wait_logged(&consumer.process, "no response for 1s; check --store").await
 }
 
