@@ -37,7 +37,10 @@ use crate::{
     health::Health,
     lookup,
     maintenance::{self, dsp_deletions},
-    metrics::{Metrics, register_deletions, register_health, register_producers},
+    metrics::{
+        Metrics, register_deletions, register_health, register_producers, register_recovery,
+    },
+    recovery::{self, Intake, Recoverer, archive::Archive, recovery},
     sink::{Failure, Sink, StopTokens},
     store::Store,
     subscription::{self, discovery},
@@ -69,11 +72,12 @@ impl App {
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
         let admin = listen::bind(config.args.process.admin, "--admin")?;
-        Self::start_in(store, admin, Arc::new(Tcp), config, registry)
+        let archive = config.archive.clone();
+        let archive = archive.map(|nats| Box::new(nats) as Box<dyn Archive>);
+        Self::start_in(store, admin, Arc::new(Tcp), archive, config, registry)
     }
 
-    /// Starts to read, with a store, admin port and network that simulations replace. The store and admin address of `config` are
-    /// not used.
+    /// Starts to read, with a store, admin port, network and archive that simulations replace. Those of `config` are not used.
     ///
     /// # Errors
     /// When the registry already has metrics of these names.
@@ -81,6 +85,7 @@ impl App {
         store: Store,
         listener: L,
         network: Arc<dyn Network>,
+        archive: Option<Box<dyn Archive>>,
         config: Config,
         registry: Registry,
     ) -> anyhow::Result<Self> {
@@ -109,7 +114,11 @@ impl App {
         register_producers(&registry, producers.clone(), config.ttls.clone())?;
         register_deletions(&registry, app.deletions.clone())?;
         register_health(&registry, Arc::clone(&health))?;
+        let (recoverer, intake) = recovery(archive, &metrics.subscription, &producers);
+        let archive = intake.status().clone();
+        register_recovery(&registry, archive.clone())?;
         let pages = Pages {
+            archive,
             cookies: CookiePages {
                 tokens: config.cookies_tokens.clone(),
                 lookup: Arc::clone(&app.store.lookup),
@@ -125,7 +134,10 @@ impl App {
         config.security.watch(&app.services);
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
-        let running = app.clone().run_data_path(config, network, metrics);
+        let recovery = (recoverer, intake);
+        let running = app
+            .clone()
+            .run_data_path(config, network, recovery, metrics);
         app.data_path
             .spawn(app.monitor.clone().run("writer", running));
         Ok(app)
@@ -151,6 +163,7 @@ impl App {
         self,
         config: Config,
         network: Arc<dyn Network>,
+        (recoverer, intake): (Option<Recoverer>, Intake),
         metrics: Metrics,
     ) -> Result<(), Failure> {
         let Self {
@@ -167,6 +180,7 @@ impl App {
             retrier: stop.clone(),
         };
         let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
+        let archive = intake.status().clone();
         let sink = Sink::open(
             &config,
             &store,
@@ -174,6 +188,7 @@ impl App {
             rejected_dsps,
             deletions.clone(),
             &metrics,
+            intake,
             stops,
         );
         let Sink {
@@ -187,6 +202,9 @@ impl App {
             sink = sink => sink?,
         };
         tasks.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
+        if let Some(recoverer) = recoverer {
+            tasks.spawn(stop.clone().run_until_cancelled_owned(recoverer.run()));
+        }
         let producers = health.producers().clone();
         let upkeep = store.upkeep;
         let jobs = dsp_deletions::run(deletions.clone(), Arc::clone(&upkeep), stop.clone());
@@ -210,6 +228,7 @@ impl App {
             producers,
             deletions,
             ttls: config.ttls,
+            archive,
             metrics: metrics.subscription,
         };
         let discovery = discovery::run(
@@ -243,6 +262,7 @@ fn warn_about_plaintext_token(config: &Config) {
 struct Pages {
     cookies: CookiePages,
     health: Arc<Health>,
+    archive: recovery::Status,
     draining: CancellationToken,
 }
 
@@ -250,6 +270,9 @@ impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
         let mut components = vec![ready::drain(self.draining.is_cancelled())];
         components.extend(self.health.components());
+        // Never affects readiness.
+        let archive = self.archive.describe();
+        components.extend(archive.map(|state| Component::new("archive", Ok(state))));
         components
     }
 

@@ -8,7 +8,7 @@ mod cursor;
 mod dedup;
 mod deletions;
 
-pub use cursor::Cursor;
+pub use cursor::{Cursor, Progress};
 pub use dedup::{AcceptAll, DedupDecision, DedupFilter, Fingerprint};
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
@@ -223,6 +223,30 @@ impl Batch {
         }
     }
 
+    /// Sets the cursor of a producer back to `before`. Returns the progress that the batch had, if any.
+    pub fn hold_back(&mut self, before: &Cursor) -> Option<Progress> {
+        let producer = &before.producer;
+        let mut known = self.cursors.iter_mut();
+        let cursor = known.find(|it| it.producer == *producer)?;
+        let is_held = |it: &mut Cursor| it.producer == *producer;
+        Some(Progress {
+            cursor: std::mem::replace(cursor, before.clone()),
+            completed: self.completed_epochs.extract_if(.., is_held).collect(),
+        })
+    }
+
+    /// Adds progress that was held back. The batch keeps its own cursor, which is newer.
+    pub fn release(&mut self, held: Progress) {
+        self.completed_epochs.splice(0..0, held.completed);
+        if !self
+            .cursors
+            .iter()
+            .any(|it| it.producer == held.cursor.producer)
+        {
+            self.cursors.push(held.cursor);
+        }
+    }
+
     /// Adds the cookies of a chunk and advances the cursor. Malformed cookies are counted and skipped. Chunk times after
     /// `accepted_max` are clamped to it before ages are subtracted. For deletions, the maximum is
     /// [`DELETION_HORIZON_MICROS`] later: a deletion must still cover the earlier cookies of other producers.
@@ -235,8 +259,18 @@ impl Batch {
 
     /// Adds the cookies of a chunk that is not part of a stream, and advances no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
-        let released = chunk.header().accepted;
-        self.add(chunk, released, &mut AcceptAll);
+        self.push_recovered(chunk, UnixMicros::MAX, &mut AcceptAll);
+    }
+
+    /// Like [`push_filtered`](Self::push_filtered), but for a chunk that is not part of a stream: advances no cursor, and its time is
+    /// not that of a release.
+    pub fn push_recovered(
+        &mut self,
+        chunk: &ChunkRef,
+        accepted_max: UnixMicros,
+        filter: &mut impl DedupFilter,
+    ) {
+        self.add(chunk, chunk.header().accepted.min(accepted_max), filter);
     }
 
     /// Like [`push`](Self::push), but adds only the cookies that pass `filter`.
@@ -248,7 +282,9 @@ impl Batch {
         filter: &mut impl DedupFilter,
     ) {
         let header = *chunk.header();
-        self.add(chunk, header.accepted.min(accepted_max), filter);
+        let released = header.accepted.min(accepted_max);
+        let valid = self.add(chunk, released, filter);
+        self.released.push((released, valid));
         self.advance(&Cursor {
             producer: Arc::clone(producer),
             epoch: header.epoch,
@@ -257,7 +293,13 @@ impl Batch {
         });
     }
 
-    fn add(&mut self, chunk: &ChunkRef, released: UnixMicros, filter: &mut impl DedupFilter) {
+    /// Adds the cookies of a chunk; returns the number of valid ones.
+    fn add(
+        &mut self,
+        chunk: &ChunkRef,
+        released: UnixMicros,
+        filter: &mut impl DedupFilter,
+    ) -> u32 {
         let header = *chunk.header();
         let deleted_max = released.after(DELETION_HORIZON_MICROS);
         let deleted = header.accepted.min(deleted_max);
@@ -322,7 +364,7 @@ impl Batch {
         let received = u64::from(header.count);
         self.counts.received += received;
         self.counts.malformed += received - u64::from(valid);
-        self.released.push((released, valid));
+        valid
     }
 
     /// Presizes the table to an eighth more than the previous batch, so that it rarely grows.

@@ -15,8 +15,9 @@ use runtime::{
     token,
 };
 
-use crate::ttl::Ttls;
+use crate::{recovery, ttl::Ttls};
 
+use self::args::ArchiveArgs;
 pub use self::args::{
     Args, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs, StorageArgs,
 };
@@ -52,6 +53,8 @@ pub struct Config {
     pub ttls: Ttls,
     /// Tokens of clients that may read all cookies.
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
+    /// The archive, if there is one.
+    pub archive: Option<recovery::Nats>,
 }
 
 impl Config {
@@ -77,12 +80,27 @@ impl Settings for Args {
             security: Security::check(errors, &self.security, has_https),
             ttls: self.retention.ttls(),
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
+            archive: self.archive.check(errors, &self.producers.name),
             args: self,
         }
     }
 
     fn common(config: &Config) -> &CommonArgs {
         &config.args.common
+    }
+}
+
+impl ArchiveArgs {
+    fn check(&self, errors: &mut ConfigErrors, name: &str) -> Option<recovery::Nats> {
+        if !self.archive.is_empty() {
+            return recovery::Nats::check(errors, &self.archive, &self.tls, name);
+        }
+        let tls = &self.tls;
+        let files = [&tls.nats_tls_ca, &tls.nats_tls_cert, &tls.nats_tls_key];
+        if files.iter().any(|file| !file.is_empty()) {
+            errors.add("--nats-tls-…: has no effect without --archive");
+        }
+        None
     }
 }
 

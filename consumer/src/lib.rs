@@ -16,6 +16,7 @@
 //! - [`store`] makes a batch durable, and then its cursors. A restarted consumer resumes from the cursors in the *store*.
 //!   Writing a batch twice changes nothing.
 //! - [`ledger`] counts the outcome of every received cookie; its equation holds at any time.
+//! - [`recovery`] reads what the streams did not deliver from an archive.
 //! - [`health`] is the state behind `/readyz` and `/healthz`.
 //! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
 //! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
@@ -37,6 +38,8 @@ pub mod deletions;
 pub mod dsp_slots;
 
 pub mod suppression;
+
+pub mod recovery;
 
 pub mod sink;
 

@@ -113,6 +113,13 @@ impl Producers {
         table.get(producer).map_or(0, |it| it.streams)
     }
 
+    /// Subtracts cookies of gaps that were recovered from the lost ones of this epoch.
+    pub fn add_recovered(&self, producer: &str, epoch: Epoch, cookies: u64) {
+        if let Some(producer) = self.table().get_mut(producer) {
+            producer.add_recovered(epoch, cookies);
+        }
+    }
+
     /// Waits until no stream of this producer is open.
     pub async fn wait_released(&self, producer: &str) {
         self.wait_streams(producer, |streams| streams == 0).await;

@@ -39,6 +39,7 @@ use crate::{
     dsp_slots::DspSlots,
     health::Health,
     metrics::Metrics,
+    recovery::Intake,
     retry_queue::{Retrier, RetryQueue},
     store::Store,
     subscription::buffer::{self, BufferWriter},
@@ -82,6 +83,10 @@ impl Sink {
     ///
     /// # Errors
     /// When the store failed permanently, or a token is cancelled.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the process"
+    )]
     pub async fn open(
         config: &Config,
         store: &Store,
@@ -89,6 +94,7 @@ impl Sink {
         rejected_dsps: watch::Receiver<BTreeSet<DspId>>,
         deletions: Deletions,
         metrics: &Metrics,
+        recovery: Intake,
         stops: StopTokens,
     ) -> Result<Self, Failure> {
         let (storage, retention) = (&config.args.storage, &config.args.retention);
@@ -131,6 +137,7 @@ impl Sink {
             deletions,
             producers: health.producers().clone(),
             rejected_dsps,
+            recovery,
         };
         let sink = metrics.sink.clone();
         let mut writer = Writer {

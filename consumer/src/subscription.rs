@@ -39,6 +39,7 @@ use crate::{
     deletions::Deletions,
     metrics,
     producers::{AddressGuard, AdvanceResult, Producers, StreamGuard, StreamStart},
+    recovery::{self, Hole},
     ttl::Ttls,
 };
 use buffer::{BufferWriter, Item};
@@ -81,6 +82,8 @@ pub struct Context {
     pub deletions: Deletions,
     /// TTLs, which reports of the producers may shorten.
     pub ttls: Ttls,
+    /// Whether gaps are recovered from an archive.
+    pub archive: recovery::Status,
     /// Metrics of subscriptions.
     pub metrics: metrics::Subscription,
 }
@@ -325,32 +328,41 @@ impl Subscription {
             }
             StreamMessage::Event(Event::Gap(gap)) => {
                 let lost = position.gap(&gap).map_err(violation)?;
-                self.context.metrics.add_lost(gap.reason(), lost);
+                let is_recovered = self.context.archive.has_archive();
+                if !is_recovered {
+                    self.context.metrics.add_lost(gap.reason(), lost);
+                }
                 guard.add_lost(lost);
                 let cursor = position.cursor();
                 let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch.0, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
                 macro_rules! log {
-                    ($level:ident) => {
-                        tracing::$level!(
-                            producer,
-                            epoch,
-                            first,
-                            last,
-                            lost,
-                            ?reason,
-                            "gap: cookies lost"
-                        )
+                    ($level:ident, $message:literal) => {
+                        tracing::$level!(producer, epoch, first, last, lost, ?reason, $message)
                     };
                 }
                 let logged = self.gap_logged.map(|at| at.elapsed());
-                if logged.is_none_or(|ago| ago >= GAP_LOG_INTERVAL) {
+                let is_due = logged.is_none_or(|ago| ago >= GAP_LOG_INTERVAL);
+                if is_due {
                     self.gap_logged = Some(Instant::now());
-                    log!(warn);
-                } else {
-                    log!(debug);
                 }
-                Item::Cursor(cursor)
+                match (is_due, is_recovered) {
+                    (true, false) => log!(warn, "gap: cookies lost"),
+                    (true, true) => log!(info, "gap: reading its cookies from the archive"),
+                    (false, false) => log!(debug, "gap: cookies lost"),
+                    (false, true) => log!(debug, "gap: reading its cookies from the archive"),
+                }
+                if is_recovered {
+                    let (producer, epoch) = (Arc::clone(&cursor.producer), cursor.epoch);
+                    let hole = Hole {
+                        producer,
+                        epoch,
+                        range: first..=last,
+                    };
+                    Item::Hole(hole, cursor)
+                } else {
+                    Item::Cursor(cursor)
+                }
             }
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;

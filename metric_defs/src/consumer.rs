@@ -87,6 +87,29 @@ metrics! {
     UNCERTAIN_LOSS_COOKIES counter "consumer_uncertain_loss_cookies_total"
         "Upper bound of the cookies lost in producer restarts for which only an upper bound is known."
 
+    // Recovery from the archive.
+
+    RECOVERY_MISSING counter "consumer_archive_missing_cookies_total"
+        "Cookies that the streams of the producers did not deliver."
+    RECOVERY_RECOVERED counter "consumer_archive_recovered_cookies_total"
+        "Missing cookies that were read from the archive. They count as received."
+    RECOVERY_LOST counter "consumer_archive_lost_cookies_total" by ["reason"]
+        "Missing cookies that were not recovered, by reason: the archive does not have them (not_archived) or has removed them (archive_expired); they were accepted more than 25 hours ago (too_old); the archive could not be read for 10 minutes, or more than 16 holes were open (archive_unavailable)."
+    RECOVERY_RECOVERING gauge "consumer_archive_recovering_cookies"
+        "Missing cookies that are neither recovered nor lost yet."
+    RECOVERY_HOLES gauge "consumer_archive_holes"
+        "Holes in the streams of the producers that are being recovered, up to 16."
+    RECOVERY_DUPLICATES counter "consumer_archive_duplicate_cookies_total"
+        "Cookies that were read from the archive again, and skipped."
+    RECOVERY_REORDERED counter "consumer_archive_reordered_chunks_total"
+        "Chunks that were read from the archive after later ones."
+    RECOVERY_REJECTED counter "consumer_archive_rejected_messages_total"
+        "Messages of the archive that were skipped, because they are invalid, of another version, or under the subject of another epoch."
+    RECOVERY_AGE_SECONDS gauge "consumer_archive_newest_message_age_seconds"
+        "Age of the newest message in the archive that this consumer reads, up to 30 seconds too high."
+    RECOVERY_STATE gauge "consumer_archive_state" by ["state"]
+        "1 for the current state of the archive, 0 for the others: `connecting`; `current` (it can be read); `unavailable` (it does not respond); `refused` (a setting of the NATS server or of the stream is unsuitable)."
+
     // Batches and the store.
 
     DEAD_LETTERS counter "consumer_dead_letters_total" by ["outcome"]

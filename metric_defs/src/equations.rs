@@ -85,6 +85,16 @@ pub const ARCHIVE: Equation = Equation {
     ],
 };
 
+/// The cookies that the streams did not deliver to a consumer with an archive.
+pub const RECOVERY: Equation = Equation {
+    inputs: &[consumer::RECOVERY_MISSING],
+    terms: &[
+        Term::of(consumer::RECOVERY_RECOVERED),
+        Term::of(consumer::RECOVERY_LOST),
+        Term::of(consumer::RECOVERY_RECOVERING),
+    ],
+};
+
 /// Cookies that a subscriber has received.
 pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELIVERED);
 

@@ -5,8 +5,8 @@
 
 use anyhow::{Result, bail, ensure};
 use metric_defs::{
-    Equation, MetricDef,
-    equations::{ACCOUNT, ARCHIVE, DSP_LIMITS, LEDGER, Term},
+    Equation, MetricDef, consumer,
+    equations::{ACCOUNT, ARCHIVE, DSP_LIMITS, LEDGER, RECOVERY, Term},
 };
 
 use crate::scrape::{Samples, names};
@@ -84,13 +84,21 @@ pub fn limit_outcomes(samples: &Samples, limit: &str) -> Result<(u64, Vec<(&'sta
     Ok((accepted, outcomes.collect()))
 }
 
-/// Checks the [ledger](LEDGER) of a consumer.
+/// Checks the [ledger](LEDGER) of a consumer and, if it has an archive, its [recovery](RECOVERY).
 ///
 /// # Errors
 /// Lists all terms if the equation does not balance or a term is missing.
 pub fn check_consumer(samples: &Samples) -> Result<()> {
     let ledger = Balance::of(&LEDGER, samples, &[])?;
     ensure!(ledger.is_balanced, "unbalanced ledger: {}", ledger.text);
+    if samples.sum(consumer::RECOVERY_MISSING, &[]).is_some() {
+        let recovery = Balance::of(&RECOVERY, samples, &[])?;
+        ensure!(
+            recovery.is_balanced,
+            "unbalanced recovery: {}",
+            recovery.text
+        );
+    }
     Ok(())
 }
 

@@ -20,6 +20,15 @@ pub struct Cursor {
     pub complete: bool,
 }
 
+/// The progress of one producer in a batch.
+#[derive(Debug)]
+pub struct Progress {
+    /// The position after the batch.
+    pub cursor: Cursor,
+    /// The epochs that were received up to their `Goodbye`.
+    pub completed: Vec<Cursor>,
+}
+
 impl Cursor {
     /// The position; comparable only with positions of the same producer.
     pub fn position(&self) -> Position {

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 use clap::Parser;
 use jiff::tz::TimeZone;
 use proto::units::DspId;
-use runtime::connect::credentials::SecurityArgs;
+use runtime::connect::credentials::{NatsTlsArgs, SecurityArgs};
 use runtime::settings::{
     CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time,
 };
@@ -52,6 +52,8 @@ pub struct Args {
     /// MongoDB options.
     #[command(flatten)]
     pub mongodb: MongodbArgs,
+    #[command(flatten)]
+    pub(super) archive: ArchiveArgs,
     /// Expiry and compaction windows.
     #[command(flatten)]
     pub maintenance: MaintenanceArgs,
@@ -221,6 +223,21 @@ pub struct MongodbArgs {
     /// Prefix of MongoDB database names; a name is this prefix followed by a DSP id or by `cookiesync`
     #[arg(long, value_name = "PREFIX", default_value = "", value_parser = parse_prefix)]
     pub mongodb_prefix: String,
+}
+
+/// Where to read what the streams did not deliver.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Archive")]
+pub(super) struct ArchiveArgs {
+    /// JetStream stream with an archive of the producers: URLs of the NATS servers, separated by commas, then the name of the stream,
+    /// such as nats://USER:PASSWORD@nats-1:4222/COOKIES [default: none]
+    ///
+    /// Cookies that the producers no longer have are read from it. Requires a build with `--features consumer/archive`.
+    #[arg(long, value_name = "URL", hide_env_values = true, default_value = "")]
+    pub(super) archive: String,
+
+    #[command(flatten)]
+    pub(super) tls: NatsTlsArgs,
 }
 
 /// Expiry and compaction windows.

@@ -5,7 +5,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Result};
 use proto::v1::GapReason;
 use runtime::metrics::{Latency, PeakGauge, Registry};
 
-use crate::ledger::Ledger;
+use crate::{ledger::Ledger, recovery};
 
 /// Metrics of subscriptions.
 #[derive(Clone, Debug)]
@@ -66,6 +66,13 @@ impl Subscription {
             lost,
             ledger,
         })
+    }
+
+    /// Counts the cookies that were not recovered.
+    pub fn add_unrecovered(&self, counts: &recovery::Counts) {
+        for (reason, lost) in recovery::REASONS.iter().zip(counts.lost) {
+            self.lost.with_label_values(&[reason]).inc_by(lost);
+        }
     }
 
     /// Counts cookies of a gap.

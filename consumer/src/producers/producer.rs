@@ -197,6 +197,13 @@ impl Producer {
         observed.lost_in_gaps
     }
 
+    /// Subtracts recovered cookies from the lost ones of an epoch.
+    pub(super) fn add_recovered(&mut self, epoch: Epoch, cookies: u64) {
+        if let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) {
+            observed.lost_in_gaps = observed.lost_in_gaps.saturating_sub(cookies);
+        }
+    }
+
     /// Removes the durable position. Unless a stream is open, also removes and returns the received position.
     pub(super) fn forget(&mut self) -> Option<Cursor> {
         self.durable = None;

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use proto::units::{DspId, UnixMicros};
+use proto::{
+    units::{DspId, UnixMicros},
+    wire::ChunkRef,
+};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -19,6 +22,7 @@ use crate::{
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
     producers::Producers,
+    recovery::{Intake, Recovered},
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
     ttl::Ttls,
@@ -54,6 +58,8 @@ pub(super) struct Collector {
     pub(super) producers: Producers,
     /// DSPs that the operator rejects.
     pub(super) rejected_dsps: watch::Receiver<BTreeSet<DspId>>,
+    /// Holes, and the cookies that are recovered for them.
+    pub(super) recovery: Intake,
 }
 
 /// Rejects expired cookies and cookies of DSPs that are not accepted, and suppresses duplicates.
@@ -164,8 +170,13 @@ impl Collector {
                     due_at = None;
                     let next = batch.next();
                     self.update_slot_metrics();
-                    let full = std::mem::replace(&mut batch, next);
+                    let mut full = std::mem::replace(&mut batch, next);
+                    self.recovery.hold(&mut full);
                     batch_sender.send(full, idle).await?;
+                }
+                recovered = self.recovery.next(), if self.takes_recovered(&batch, &buffer) => {
+                    due_at.get_or_insert_with(|| Instant::now() + limits.flush_interval);
+                    self.add_recovered(&mut batch, recovered);
                 }
                 item = buffer.pop(), if !batch.is_full() => {
                     let Some(item) = item else { break };
@@ -184,6 +195,7 @@ impl Collector {
         }
         if !batch.is_empty() {
             self.update_slot_metrics();
+            self.recovery.hold(&mut batch);
             let idle = batch_sender.wait_idle().await;
             batch_sender.send(batch, idle).await?;
         }
@@ -192,31 +204,63 @@ impl Collector {
 
     fn add(&mut self, batch: &mut Batch, item: Item) {
         match item {
-            Item::Chunk(producer, chunk) => {
-                let (now, at) = (clock::now(), Instant::now());
-                let latest = self.clock.steady(now, at).after(CLOCK_AHEAD_MICROS_MAX);
-                let header = chunk.header();
-                if header.accepted > latest {
-                    self.metrics.clock_clamped.inc_by(header.count.into());
-                }
-                let mut suppression = self.suppression.lock();
-                suppression.set_now(now);
-                let mut filter = AdmissionFilter {
-                    slots: &mut self.slots,
-                    ttls: &self.ttls,
-                    // The steady clock is not used: after a jump forward and back, it would expire all cookies.
-                    now: self.clock.earlier(now, at),
-                    deletions: &self.deletions,
-                    suppression: &mut suppression,
-                    producer: &producer,
-                    producers: &self.producers,
-                    offset: self.producers.clock_offset(&producer),
-                    accepted: header.accepted,
-                    accepted_max: latest,
-                };
-                batch.push_filtered(&producer, &chunk, latest, &mut filter);
-            }
+            Item::Chunk(producer, chunk) => self.push(batch, &producer, &chunk, false),
             Item::Cursor(cursor) => batch.advance(&cursor),
+            Item::Hole(hole, cursor) => {
+                self.recovery.open(hole);
+                batch.advance(&cursor);
+            }
+        }
+    }
+
+    /// Whether recovered cookies delay no others: none is waiting, and the batch is not large enough to be written.
+    fn takes_recovered(&self, batch: &Batch, buffer: &BufferReader) -> bool {
+        !self.recovery.is_idle() && batch.len() < FLUSH_COOKIES && buffer.is_empty()
+    }
+
+    fn add_recovered(&mut self, batch: &mut Batch, recovered: Recovered) {
+        match recovered {
+            Recovered::Chunk(producer, chunk) => {
+                self.metrics.ledger.received(chunk.header().count.into());
+                self.push(batch, &producer, &chunk, true);
+            }
+            Recovered::Closed(id) => self.recovery.close(id, batch),
+        }
+    }
+
+    /// Adds the cookies of a chunk. Only a chunk of a stream advances the cursor.
+    fn push(
+        &mut self,
+        batch: &mut Batch,
+        producer: &Arc<str>,
+        chunk: &ChunkRef,
+        is_recovered: bool,
+    ) {
+        let (now, at) = (clock::now(), Instant::now());
+        let latest = self.clock.steady(now, at).after(CLOCK_AHEAD_MICROS_MAX);
+        let header = chunk.header();
+        if header.accepted > latest {
+            self.metrics.clock_clamped.inc_by(header.count.into());
+        }
+        let mut suppression = self.suppression.lock();
+        suppression.set_now(now);
+        let mut filter = AdmissionFilter {
+            slots: &mut self.slots,
+            ttls: &self.ttls,
+            // The steady clock is not used: after a jump forward and back, it would expire all cookies.
+            now: self.clock.earlier(now, at),
+            deletions: &self.deletions,
+            suppression: &mut suppression,
+            producer,
+            producers: &self.producers,
+            offset: self.producers.clock_offset(producer),
+            accepted: header.accepted,
+            accepted_max: latest,
+        };
+        if is_recovered {
+            batch.push_recovered(chunk, latest, &mut filter);
+        } else {
+            batch.push_filtered(producer, chunk, latest, &mut filter);
         }
     }
 

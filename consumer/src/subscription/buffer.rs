@@ -13,6 +13,7 @@ use crate::{
     batch::Cursor,
     ledger::Ledger,
     metrics::{self, gauge_value},
+    recovery::Hole,
 };
 
 /// Overhead of an item in bytes, in addition to its size: its queue slot and allocation.
@@ -25,6 +26,8 @@ pub enum Item {
     Chunk(Arc<str>, ChunkRef),
     /// A new position without cookies: a gap, a new epoch, or a `Goodbye`.
     Cursor(Cursor),
+    /// A hole to be recovered from an archive, and the position after it.
+    Hole(Hole, Cursor),
 }
 
 /// The reader was dropped.
@@ -85,7 +88,7 @@ impl BufferWriter {
         let bytes = ITEM_BYTES
             + match &item {
                 Item::Chunk(_, chunk) => chunk.body().len(),
-                Item::Cursor(_) => 0,
+                Item::Cursor(_) | Item::Hole(..) => 0,
             };
         let bytes = bytes.min(self.bytes_max);
         let permits = u32::try_from(bytes).map_err(|_| Closed)?;
@@ -115,6 +118,11 @@ impl BufferReader {
     pub fn try_pop(&mut self) -> Option<Item> {
         let item = self.items.try_recv().ok()?;
         Some(self.release(item))
+    }
+
+    /// Whether there is no item now.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
     }
 
     fn release(&self, (item, permit): BufferedItem) -> Item {

@@ -21,6 +21,7 @@ async fn connection_without_hello_times_out() {
         security: Security::default(),
         producers: Producers::default(),
         ttls: Ttls::new(Duration::from_secs(60), [].into()),
+        archive: recovery::Status::default(),
         metrics,
     };
     let producer = ProducerUrl {

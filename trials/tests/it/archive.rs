@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::{DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, wait_logged, wait_until};
 
-const STREAM: &str = "COOKIES";
+pub(crate) const STREAM: &str = "COOKIES";
 
 /// The recommended stream, on one server with less space.
 pub(crate) fn stream_config() -> Config {

@@ -42,7 +42,7 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// Features of the programs under test.
-const FEATURES: &str = "producer/archive";
+const FEATURES: &str = "producer/archive,consumer/archive";
 
 /// Paths of the programs under test.
 pub(crate) struct Programs {

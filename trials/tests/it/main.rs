@@ -16,6 +16,7 @@ mod limits;
 mod maintenance;
 mod mongods;
 mod process_wrapper;
+mod recovery;
 mod restarts;
 mod revalidation;
 mod store;

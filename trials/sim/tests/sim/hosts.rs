@@ -165,7 +165,8 @@ pub(crate) async fn run_consumer(
     let store = consumer::store::Store::with_all_roles(store);
     let admin = SimListener::bind(ADMIN, &process.stall).await?;
     let config = consumer::config::Config::load(arguments)?;
-    let app = consumer::app::App::start_in(store, admin, Arc::new(SimNetwork), config, registry)?;
+    let app =
+        consumer::app::App::start_in(store, admin, Arc::new(SimNetwork), None, config, registry)?;
     tokio::select! {
         error = app.failed() => return Err(error.context(format!("{} failed", process.name))),
         () = stop.cancelled() => {}

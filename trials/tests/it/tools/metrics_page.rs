@@ -87,7 +87,8 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let (plain, safe) = (open.addresses.grpc, secure.addresses.grpc);
     let reads = [format!("--producer=http://{plain},https://{safe}")];
     let registry = Registry::new();
-    let args = [&reads[..], &files.of_consumer[..]].concat();
+    let archive = ["--archive=nats://127.0.0.1:1/COOKIES".to_owned()];
+    let args = [&reads[..], &files.of_consumer[..], &archive[..]].concat();
     let reader = consumer::app::App::start(consumer(&args)?, registry.clone()).await?;
     let _stream = CookieStream::open(&format!("http://{plain}"), "host").await?;
     let limits = Registry::new();
@@ -342,7 +343,7 @@ fn label_values(row: &Row<'_>) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn metrics_page_is_up_to_date() -> Result<()> {
-    let page = page(&described().await?)?;
+    let page = page(&Box::pin(described()).await?)?;
     let path = root().join(PAGE);
     if std::env::var_os(UPDATE).is_some() {
         fs::write(&path, page)?;

@@ -61,6 +61,7 @@ pub(super) const GROUPS: &[Group] = &[
     ),
     group("Streams", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
+    group("Recovery", "consumer/src/metrics.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
     group("Store", "consumer/src/metrics/health.rs", ""),
     group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
@@ -196,7 +197,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "consumer_lost_total",
         "`lag_limit`: this consumer lagged by more than the producer's `--queue-cookies`. `evicted`: it fell further behind \
-         than the log retains cookies. `producer_ended`: the producer exited before it delivered the cookies. `unspecified`: unknown.",
+         than the log retains cookies. `producer_ended`: the producer exited before it delivered the cookies. `unspecified`: unknown. With `--archive`, the \
+         reasons of `consumer_archive_lost_cookies_total` instead.",
     ),
     (
         "producer_subscriber_resumes_total",
@@ -234,6 +236,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "`malformed`: invalid on arrival. `expired`: past its time to live on arrival. `no_dsp_slot`: the DSP is in --rejected-dsps, or \
          is not in --dsps and --unlisted-dsps-max unlisted DSPs are already accepted. `rejected`: became a dead letter. \
          `unreadable`: damaged in the retry queue.",
+    ),
+    (
+        "consumer_archive_missing_cookies_total",
+        "Recovery metrics are reported only with `--archive`. `missing` = `recovered` + `lost` + `recovering`.",
     ),
     (
         "consumer_producer_connected",

@@ -1,0 +1,38 @@
+//! Stands for NATS in a build without the feature `archive`.
+
+use async_trait::async_trait;
+use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
+
+use super::archive::{Archive, ArchiveError, Info, Message};
+
+/// Never exists.
+#[derive(Debug, Clone)]
+pub enum Nats {}
+
+impl Nats {
+    /// Records an error.
+    pub fn check(
+        errors: &mut ConfigErrors,
+        _url: &str,
+        _tls: &NatsTlsArgs,
+        _name: &str,
+    ) -> Option<Self> {
+        errors.add("--archive: requires a build with `--features consumer/archive`");
+        None
+    }
+}
+
+#[async_trait]
+impl Archive for Nats {
+    async fn check(&mut self) -> Result<Info, ArchiveError> {
+        match *self {}
+    }
+
+    async fn first(&mut self, _: &str, _: u64) -> Result<Option<Message>, ArchiveError> {
+        match *self {}
+    }
+
+    async fn read(&mut self, _: &str, _: u64) -> Result<Vec<Message>, ArchiveError> {
+        match *self {}
+    }
+}

@@ -1,0 +1,201 @@
+//! State of the archive and counts of all holes, for metrics and `/readyz`.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use metric_defs::consumer;
+use parking_lot::Mutex;
+use proto::units::UnixMicros;
+use runtime::metrics::{Family, as_f64, family};
+
+use super::{
+    archive::{ArchiveError, Info},
+    cursors::HoleId,
+    hole::{Counts, Hole, OpenHole, REASONS},
+};
+use crate::clock;
+
+/// Maximum number of open holes.
+pub(super) const HOLES_MAX: usize = 16;
+
+/// State and counts; clones share them. Empty without an archive.
+#[derive(Debug, Clone, Default)]
+pub struct Status(Arc<Mutex<Option<Progress>>>);
+
+#[derive(Debug, Default)]
+struct Progress {
+    state: State,
+    /// Why the archive cannot be read.
+    error: String,
+    newest: Option<UnixMicros>,
+    /// Cookies of all holes.
+    missing: u64,
+    /// Counts of closed holes.
+    closed: Counts,
+    /// Messages that could not be used.
+    rejected: u64,
+    /// Open holes: their names and counts.
+    open: BTreeMap<HoleId, (String, Counts)>,
+}
+
+/// State of the archive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// The connection is being established.
+    #[default]
+    Connecting,
+    /// The archive can be read.
+    Current,
+    /// The archive does not respond.
+    Unavailable,
+    /// Reading is refused until somebody changes a setting.
+    Refused,
+}
+
+impl State {
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::Connecting, "connecting"),
+        (Self::Current, "current"),
+        (Self::Unavailable, "unavailable"),
+        (Self::Refused, "refused"),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+impl Status {
+    /// The status of a consumer with an archive.
+    pub(super) fn begin() -> Self {
+        Self(Arc::new(Mutex::new(Some(Progress::default()))))
+    }
+
+    /// Whether there is an archive.
+    pub fn has_archive(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
+    fn update<T>(&self, update: impl FnOnce(&mut Progress) -> T) -> Option<T> {
+        self.0.lock().as_mut().map(update)
+    }
+
+    /// Records whether the archive can be read, and logs each change once.
+    pub(super) fn checked(&self, checked: &Result<Info, ArchiveError>) {
+        self.update(|it| {
+            let (state, error) = match checked {
+                Ok(_) => (State::Current, String::new()),
+                Err(ArchiveError::Unavailable(why)) => (State::Unavailable, why.clone()),
+                Err(ArchiveError::Refused(why)) => (State::Refused, why.clone()),
+            };
+            if let Ok(info) = checked {
+                it.newest = info.newest;
+            }
+            let has_new_reason = state == State::Refused && it.error != error;
+            if it.state != state || has_new_reason {
+                let state = state.name();
+                if error.is_empty() {
+                    tracing::info!(state, "archive can be read");
+                } else {
+                    tracing::warn!(state, error, "archive cannot be read; retrying every 30 s");
+                }
+            }
+            (it.state, it.error) = (state, error);
+        });
+    }
+
+    /// Opens a hole. Returns false if too many are open: its cookies are lost.
+    pub(super) fn open(&self, id: HoleId, hole: &Hole, cookies: u64) -> bool {
+        let opened = self.update(|it| {
+            it.missing += cookies;
+            let is_open = it.open.len() < HOLES_MAX;
+            if is_open {
+                it.open.insert(id, (hole.to_string(), Counts::default()));
+            } else {
+                it.closed.add(&Counts::unavailable(cookies));
+            }
+            is_open
+        });
+        opened.unwrap_or_default()
+    }
+
+    /// Records the counts of an open hole.
+    pub(super) fn progressed(&self, id: HoleId, hole: &OpenHole) {
+        self.update(|it| {
+            if let Some((_, counts)) = it.open.get_mut(&id) {
+                *counts = hole.counts;
+            }
+        });
+    }
+
+    /// Records the counts of a hole that is closed.
+    pub(super) fn closed(&self, id: HoleId, counts: &Counts) {
+        self.update(|it| {
+            it.open.remove(&id);
+            it.closed.add(counts);
+        });
+    }
+
+    /// Counts a message that cannot be used.
+    pub(super) fn rejected(&self) {
+        self.update(|it| it.rejected += 1);
+    }
+
+    /// The state in one line; `None` without an archive.
+    pub fn describe(&self) -> Option<String> {
+        self.update(|it| {
+            let error = Some(&it.error).filter(|error| !error.is_empty());
+            let error = error.map(|error| format!(": {error}"));
+            let holes = it.open.values().map(|(hole, counts)| {
+                let (recovered, lost) = (counts.recovered, counts.lost());
+                format!("; recovering {hole} ({recovered} recovered, {lost} lost)")
+            });
+            let holes: String = holes.collect();
+            format!("{}{}{holes}", it.state.name(), error.unwrap_or_default())
+        })
+    }
+
+    /// Metrics of recovery, which have no series without an archive.
+    pub(crate) fn families(&self) -> Vec<Family> {
+        let progress = self.0.lock();
+        let progress = progress.as_ref();
+        let total = progress.map(Progress::total).unwrap_or_default();
+        let value = |of: &dyn Fn(&Progress) -> u64| {
+            let value = progress.map(|it| ([], as_f64(of(it))));
+            value.into_iter()
+        };
+        let lost = REASONS.iter().zip(total.lost);
+        let lost = lost.map(|(reason, lost)| ([*reason], as_f64(lost)));
+        let age = progress.and_then(|it| it.newest);
+        let age = age.map(|newest| ([], as_f64(clock::now().since(newest)) / 1e6));
+        let states = State::ALL.iter().filter_map(|(state, name)| {
+            let is_state = progress?.state == *state;
+            Some(([*name], f64::from(u8::from(is_state))))
+        });
+        vec![
+            family(consumer::RECOVERY_MISSING, value(&|it| it.missing)),
+            family(consumer::RECOVERY_RECOVERED, value(&|_| total.recovered)),
+            family(consumer::RECOVERY_LOST, lost.filter(|_| progress.is_some())),
+            family(
+                consumer::RECOVERY_RECOVERING,
+                value(&|it| it.missing - total.recovered - total.lost()),
+            ),
+            family(consumer::RECOVERY_HOLES, value(&|it| it.open.len() as u64)),
+            family(consumer::RECOVERY_DUPLICATES, value(&|_| total.duplicates)),
+            family(consumer::RECOVERY_REORDERED, value(&|_| total.reordered)),
+            family(consumer::RECOVERY_REJECTED, value(&|it| it.rejected)),
+            family(consumer::RECOVERY_AGE_SECONDS, age.into_iter()),
+            family(consumer::RECOVERY_STATE, states),
+        ]
+    }
+}
+
+impl Progress {
+    /// Counts of all holes.
+    fn total(&self) -> Counts {
+        let mut total = self.closed;
+        for (_, counts) in self.open.values() {
+            total.add(counts);
+        }
+        total
+    }
+}

@@ -1,0 +1,376 @@
+//! Tests of the recoverer with an archive in memory. The time is paused.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use proto::{
+    archive::Origin,
+    units::Epoch,
+    v1::{Gap, Goodbye, Heartbeat, TimesToLive, event::Event},
+    wire,
+};
+use runtime::metrics::Registry;
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::{
+    batch::tests::{batch, chunk},
+    metrics::Metrics,
+};
+
+/// The messages of an archive, by position, with their subjects. Clones share them.
+#[derive(Debug, Clone, Default)]
+struct FakeArchive(Arc<Mutex<Contents>>);
+
+#[derive(Debug, Default)]
+struct Contents {
+    messages: Vec<(String, Message)>,
+    error: Option<ArchiveError>,
+    is_copy: bool,
+    calls: usize,
+}
+
+/// Maximum number of messages of a read.
+const READ_MAX: usize = 7;
+
+impl FakeArchive {
+    fn call(&self) -> Result<parking_lot::MutexGuard<'_, Contents>, ArchiveError> {
+        let mut contents = self.0.lock();
+        contents.calls += 1;
+        match contents.error.clone() {
+            Some(error) => Err(error),
+            None => Ok(contents),
+        }
+    }
+
+    fn push(&self, subject: &str, version: bool, payload: impl Into<Bytes>) {
+        let mut contents = self.0.lock();
+        let message = Message {
+            // Not all positions exist.
+            position: contents.messages.len() as u64 * 3 + 5,
+            is_known_version: version,
+            payload: payload.into(),
+        };
+        contents.messages.push((subject.to_owned(), message));
+    }
+
+    /// Publishes events of the test's epoch.
+    fn publish(&self, events: &[Bytes]) {
+        self.push(&origin().subject(), true, events.concat());
+    }
+}
+
+#[async_trait]
+impl Archive for FakeArchive {
+    async fn check(&mut self) -> Result<Info, ArchiveError> {
+        let contents = self.call()?;
+        Ok(Info {
+            last_position: contents.messages.last().map_or(0, |(_, it)| it.position),
+            newest: None,
+            is_copy: contents.is_copy,
+        })
+    }
+
+    async fn first(
+        &mut self,
+        subject: &str,
+        position: u64,
+    ) -> Result<Option<Message>, ArchiveError> {
+        let contents = self.call()?;
+        let mut messages = contents.messages.iter();
+        let found = messages.find(|(of, it)| of == subject && it.position >= position);
+        Ok(found.map(|(_, message)| message.clone()))
+    }
+
+    async fn read(&mut self, subject: &str, position: u64) -> Result<Vec<Message>, ArchiveError> {
+        let contents = self.call()?;
+        let messages = contents.messages.iter();
+        let found = messages.filter(|(of, it)| of == subject && it.position >= position);
+        Ok(found.map(|(_, it)| it.clone()).take(READ_MAX).collect())
+    }
+}
+
+fn origin() -> Origin {
+    Origin {
+        producer_id: "p".to_owned(),
+        epoch: Epoch(1),
+    }
+}
+
+fn hole(first: u64, last: u64) -> Hole {
+    Hole {
+        producer: "p".into(),
+        epoch: Epoch(1),
+        range: first..=last,
+    }
+}
+
+/// The framed event of a chunk, with another epoch.
+fn event(chunk: &ChunkRef, epoch: u64) -> Bytes {
+    let mut buffer = vec![0; wire::HEADROOM_BYTES];
+    for record in chunk.records() {
+        wire::put_record(&mut buffer, &record.unwrap());
+    }
+    let header = wire::ChunkHeader {
+        epoch: Epoch(epoch),
+        ..*chunk.header()
+    };
+    let at = wire::seal(&mut buffer, &header);
+    Bytes::from(buffer).slice(at..)
+}
+
+/// The event of a chunk whose cookies are named by their sequence numbers.
+fn cookies(first: u64, last: u64) -> Bytes {
+    let names: Vec<_> = (first..=last).map(|number| number.to_string()).collect();
+    let cookies: Vec<_> = names.iter().map(|name| (&**name, 1, "b")).collect();
+    event(&chunk(first, clock::now().0, &cookies), 1)
+}
+
+fn gap(first_sequence: u64, last_sequence: u64) -> Bytes {
+    wire::encode_event(Event::Gap(Gap {
+        first_sequence,
+        last_sequence,
+        reason: 0,
+    }))
+}
+
+fn heartbeat(next_sequence: u64) -> Bytes {
+    wire::encode_event(Event::Heartbeat(Heartbeat { next_sequence }))
+}
+
+/// A recoverer that runs, with the end of the collector.
+struct Recovery {
+    intake: Intake,
+    metrics: metrics::Subscription,
+    /// Ends with this.
+    _tasks: JoinSet<()>,
+}
+
+impl Recovery {
+    fn start(archive: &FakeArchive) -> Self {
+        let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
+        let archive: Box<dyn Archive> = Box::new(archive.clone());
+        let (recoverer, intake) = recovery(Some(archive), &metrics, &Producers::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(recoverer.unwrap().run());
+        Self {
+            intake,
+            metrics,
+            _tasks: tasks,
+        }
+    }
+
+    /// Opens a hole and waits until it is closed. Returns the numbers that were recovered.
+    async fn recover(&mut self, hole: Hole) -> Vec<u64> {
+        self.intake.open(hole);
+        self.closed().await
+    }
+
+    /// Waits until a hole is closed.
+    async fn closed(&mut self) -> Vec<u64> {
+        let mut recovered = Vec::new();
+        loop {
+            match self.intake.next().await {
+                Recovered::Chunk(producer, chunk) => {
+                    assert_eq!(&*producer, "p");
+                    let batch = batch(&[chunk]);
+                    let users = batch.cookies().map(|it| it.user_id.to_vec());
+                    let users = users.map(|it| String::from_utf8(it).unwrap().parse().unwrap());
+                    recovered.extend(users.collect::<Vec<u64>>());
+                }
+                Recovered::Closed(id) => {
+                    self.intake.close(id, &mut Batch::new(1, 1));
+                    return recovered;
+                }
+            }
+        }
+    }
+
+    /// Cookies lost so far, by reason.
+    fn lost(&self) -> [u64; REASONS.len()] {
+        REASONS.map(|reason| self.metrics.lost.with_label_values(&[reason]).get())
+    }
+}
+
+/// Numbers `first` to `last` are in the archive, ten in each message.
+fn archive(first: u64, last: u64) -> FakeArchive {
+    let archive = FakeArchive::default();
+    for at in (first..=last).step_by(10) {
+        archive.push("cookies.other.1", true, cookies(at, at + 5));
+        archive.publish(&[cookies(at, at + 4), cookies(at + 5, at + 9)]);
+    }
+    archive
+}
+
+/// Recovers one hole.
+#[track_caller]
+fn check(
+    archive: &FakeArchive,
+    missing: Hole,
+    recovered: impl IntoIterator<Item = u64>,
+    lost: [u64; REASONS.len()],
+) -> impl Future<Output = ()> {
+    let (archive, recovered) = (archive.clone(), recovered.into_iter().collect::<Vec<_>>());
+    let caller = std::panic::Location::caller();
+    async move {
+        let mut recovery = Recovery::start(&archive);
+        let total = missing.cookies();
+        assert_eq!(recovery.recover(missing).await, recovered, "{caller}");
+        assert_eq!(recovery.lost(), lost, "{caller}");
+        let sum = recovered.len() as u64 + lost.iter().sum::<u64>();
+        assert_eq!(sum, total, "{caller}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn hole_is_recovered_exactly() {
+    let archive = archive(1, 1000);
+    for (first, last) in [(1, 1), (1, 1000), (55, 56), (500, 512), (991, 1000)] {
+        check(&archive, hole(first, last), first..=last, [0; 4]).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn search_reads_few_messages() {
+    let archive = archive(1, 100_000);
+    archive.0.lock().calls = 0;
+    check(&archive, hole(50_003, 50_020), 50_003..=50_020, [0; 4]).await;
+    let calls = archive.0.lock().calls;
+    assert!(calls < 25, "{calls} calls");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_archive_lacks_is_lost_with_a_reason() {
+    let begins_late = archive(101, 200);
+    check(&begins_late, hole(91, 120), 101..=120, [0, 10, 0, 0]).await;
+    check(&begins_late, hole(1, 50), [], [0, 50, 0, 0]).await;
+    check(&begins_late, hole(191, 230), 191..=200, [30, 0, 0, 0]).await;
+    check(&FakeArchive::default(), hole(1, 9), [], [9, 0, 0, 0]).await;
+
+    let with_gap = archive(1, 20);
+    with_gap.publish(&[gap(21, 25), heartbeat(26)]);
+    with_gap.publish(&[wire::encode_event(Event::TimesToLive(
+        TimesToLive::default(),
+    ))]);
+    with_gap.publish(&[cookies(26, 30)]);
+    let expected = (11..=20).chain(26..=28);
+    check(&with_gap, hole(11, 28), expected, [5, 0, 0, 0]).await;
+    with_gap.publish(&[wire::encode_event(Event::Goodbye(Goodbye {
+        final_sequence: 40,
+    }))]);
+    let began = Instant::now();
+    check(&with_gap, hole(31, 40), [], [10, 0, 0, 0]).await;
+    assert!(began.elapsed() < ARCHIVE_WAIT, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hole_waits_for_events_that_are_archived_later() {
+    for (is_copy, wait) in [(false, ARCHIVE_WAIT), (true, COPY_WAIT)] {
+        let archive = archive(1, 20);
+        archive.0.lock().is_copy = is_copy;
+        let mut recovery = Recovery::start(&archive);
+        recovery.intake.open(hole(15, 40));
+        recovery.intake.open(Hole {
+            epoch: Epoch(2),
+            ..hole(1, 3)
+        });
+        tokio::time::sleep(wait - POLL_INTERVAL * 2).await;
+        archive.publish(&[cookies(21, 38)]);
+        // The other epoch is not archived.
+        assert_eq!(recovery.closed().await, (15..=38).collect::<Vec<_>>());
+        assert_eq!(recovery.lost(), [3, 0, 0, 0]);
+        assert!(recovery.closed().await.is_empty());
+        assert_eq!(recovery.lost(), [5, 0, 0, 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn hostile_messages_are_counted_and_skipped() {
+    let archive = archive(1, 10);
+    let subject = origin().subject();
+    let foreign = event(&chunk(11, 1, &[("x", 1, "b")]), 7);
+    let truncated = cookies(11, 20).slice(..50);
+    for (version, payload) in [
+        (true, foreign),
+        (true, truncated),
+        (true, Bytes::from(vec![0; 1 << 20])),
+        (true, Bytes::from_static(b"hello")),
+        (true, Bytes::new()),
+        (false, cookies(11, 12)),
+    ] {
+        archive.push(&subject, version, payload);
+    }
+    archive.publish(&[cookies(11, 20)]);
+    let mut recovery = Recovery::start(&archive);
+    let recovered = recovery.recover(hole(5, 20)).await;
+    assert_eq!(recovered, (5..=20).collect::<Vec<_>>());
+    let status = format!("{:?}", recovery.intake.status());
+    assert!(status.contains("rejected: 6"), "{status}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unusable_archive_loses_a_hole_only_after_a_timeout() {
+    let archive = archive(1, 100);
+    let error = ArchiveError::Refused("stream COOKIES: not found".to_owned());
+    archive.0.lock().error = Some(error.clone());
+    let mut recovery = Recovery::start(&archive);
+    recovery.intake.open(hole(1, 10));
+    tokio::time::sleep(PROGRESS_TIMEOUT / 2).await;
+    let described = recovery.intake.status().describe().unwrap();
+    assert!(described.starts_with("refused: stream COOKIES: not found; recovering p"));
+    archive.0.lock().error = None;
+    assert_eq!(recovery.closed().await, (1..=10).collect::<Vec<_>>());
+    archive.0.lock().error = Some(error);
+    let began = Instant::now();
+    assert!(recovery.recover(hole(11, 20)).await.is_empty());
+    assert!(began.elapsed() >= PROGRESS_TIMEOUT, "{:?}", began.elapsed());
+    assert_eq!(recovery.lost(), [0, 0, 0, 10]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn number_of_open_holes_is_bounded() {
+    let mut recovery = Recovery::start(&archive(1, 1000));
+    for at in 0..HOLES_MAX as u64 + 3 {
+        recovery.intake.open(hole(at * 10 + 1, at * 10 + 2));
+    }
+    assert_eq!(recovery.lost(), [0, 0, 0, 6]);
+    let mut recovered = BTreeSet::new();
+    for _ in 0..HOLES_MAX {
+        recovered.extend(recovery.closed().await);
+    }
+    assert_eq!(recovered.len(), 2 * HOLES_MAX);
+    assert!(recovery.intake.is_idle());
+    assert_eq!(recovery.recover(hole(900, 901)).await, [900, 901]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_names_each_open_hole() {
+    let archive = archive(1, 100);
+    let mut recovery = Recovery::start(&archive);
+    recovery.intake.open(hole(98, 110));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let described = recovery.intake.status().describe().unwrap();
+    assert_eq!(
+        described,
+        "current; recovering p epoch 1: 98 to 110 (3 recovered, 0 lost)"
+    );
+    assert_eq!(recovery.closed().await, [98, 99, 100]);
+    assert_eq!(recovery.intake.status().describe().unwrap(), "current");
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_cookies_are_not_recovered() {
+    let archive = FakeArchive::default();
+    let (now, hour) = (clock::now(), 3600 * 1_000_000);
+    let old = |first: u64, hours: u64| {
+        let name = first.to_string();
+        event(
+            &chunk(first, now.before(hours * hour).0, &[(&name, 1, "b")]),
+            1,
+        )
+    };
+    archive.publish(&[old(1, 30), old(2, 26), old(3, 24), old(4, 1)]);
+    check(&archive, hole(1, 4), [3, 4], [0, 0, 2, 0]).await;
+}

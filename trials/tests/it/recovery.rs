@@ -1,0 +1,256 @@
+//! Tests that consumers recover from the archive what their streams did not deliver, and that the live path does not depend on it.
+
+use std::ops::RangeInclusive;
+
+use anyhow::{Result, ensure};
+use async_nats::jetstream::stream::Config;
+use bytes::Bytes;
+use proto::{archive::Events, wire::StreamMessage};
+use serde_json::json;
+use tempfile::TempDir;
+use testkit::{nats, programs::ServerProcess, scrape::Samples};
+
+use crate::{
+    archive::{archive_url, context, create_stream, stream_config, wait_archived},
+    harness::{
+        Consumer, Producer, StoreContents, TIMEOUT, embedded, numbered_cookie, wait_logged,
+        wait_until,
+    },
+};
+
+/// A log of this size has evicted most of 100,000 cookies.
+const SMALL_LOG: [&str; 2] = ["--log-bytes", "1MiB"];
+
+/// Store contents after these numbered cookies.
+fn contents(numbers: RangeInclusive<u64>) -> StoreContents {
+    let mut contents = StoreContents::new();
+    for (user, dsp, buyer) in numbers.map(numbered_cookie) {
+        contents.entry(user).or_default().insert(dsp, buyer);
+    }
+    contents
+}
+
+/// Missing, recovered and recovering cookies.
+fn counts(metrics: &Samples) -> [u64; 3] {
+    let names = [
+        "missing_cookies_total",
+        "recovered_cookies_total",
+        "recovering_cookies",
+    ];
+    names.map(|name| metrics.count(&*format!("consumer_archive_{name}"), &[]))
+}
+
+/// Waits until all holes are closed; returns the number of recovered cookies.
+async fn wait_recovered(consumer: &Consumer) -> Result<u64> {
+    wait_until(TIMEOUT, "holes are closed", async || {
+        let [missing, _, recovering] = counts(&consumer.metrics().await?);
+        Ok(missing > 0 && recovering == 0)
+    })
+    .await?;
+    Ok(counts(&consumer.metrics().await?)[1])
+}
+
+/// Sends numbered cookies.
+async fn accept(producer: &Producer, numbers: RangeInclusive<u64>) -> Result<()> {
+    let (mut first, last) = numbers.into_inner();
+    while first <= last {
+        let end = last.min(first + 499);
+        producer.accept_numbers(first..=end).await?;
+        first = end + 1;
+    }
+    Ok(())
+}
+
+/// An archive, and a producer that has evicted most of the cookies 101 to 100,000, which its only consumer missed.
+struct Missed {
+    nats: ServerProcess,
+    producer: Producer,
+    /// Has exited.
+    consumer: Consumer,
+}
+
+impl Missed {
+    async fn start(dir: &TempDir) -> Result<Self> {
+        let nats = nats::start(dir.path()).await?;
+        create_stream(&nats.uri(), stream_config()).await?;
+        let archive = ["--archive", &archive_url(&nats)];
+        let producer = Producer::start(dir, &[SMALL_LOG, archive].concat()).await?;
+        let store = embedded(&dir.path().join("store"));
+        let mut consumer = Consumer::start(dir, "node", &[&producer], &store, &archive).await?;
+        consumer.wait_ready_with_state("current").await?;
+        accept(&producer, 1..=100).await?;
+        consumer.wait_written(100).await?;
+        consumer.process.kill()?;
+        accept(&producer, 101..=100_000).await?;
+        ensure!(wait_archived(&producer).await? == 100_000);
+        Ok(Self {
+            nats,
+            producer,
+            consumer,
+        })
+    }
+}
+
+#[tokio::test]
+async fn evicted_cookies_are_recovered_from_the_archive() -> Result<()> {
+    let dir = TempDir::new()?;
+    let Missed {
+        nats: _nats,
+        producer,
+        mut consumer,
+    } = Missed::start(&dir).await?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    accept(&producer, 100_001..=100_100).await?;
+    consumer.wait_lookups(&contents(1..=100_100)).await?;
+    let recovered = wait_recovered(&consumer).await?;
+    assert!(recovered > 50_000, "{recovered}");
+    assert_eq!(consumer.lost().await?, 0);
+    wait_logged(&consumer.process, "all its cookies are recovered").await?;
+
+    // The cursor was held before the hole, and has passed it: a restart recovers nothing.
+    consumer.wait_settled(100_000).await?;
+    consumer.process.kill()?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    accept(&producer, 100_101..=100_101).await?;
+    let (user, dsp, buyer) = numbered_cookie(100_101);
+    let found = json!({dsp.to_string(): buyer});
+    consumer.wait_lookup(&user, found).await?;
+    assert_eq!(counts(&consumer.metrics().await?), [0; 3]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn consumer_killed_during_a_recovery_recovers_the_hole_again() -> Result<()> {
+    let dir = TempDir::new()?;
+    let Missed {
+        mut nats,
+        producer,
+        mut consumer,
+    } = Missed::start(&dir).await?;
+    // The hole stays open, because the archive does not respond.
+    nats.pause()?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    accept(&producer, 100_001..=100_100).await?;
+    consumer.wait_lookups(&contents(100_001..=100_100)).await?;
+    let [missing, recovered, recovering] = counts(&consumer.metrics().await?);
+    ensure!(missing > 50_000 && recovering == missing && recovered == 0);
+    assert_eq!(consumer.lost().await?, 0);
+    consumer.process.kill()?;
+    nats.resume()?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    consumer.wait_lookups(&contents(1..=100_100)).await?;
+    assert_eq!(wait_recovered(&consumer).await?, missing);
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+/// Whether the events of a message are before this sequence number.
+fn begins_before(payload: &Bytes, number: u64) -> bool {
+    let chunks = Events::new(payload.clone()).filter_map(|event| match event {
+        Ok(StreamMessage::Chunk(chunk)) => Some(chunk.header().last_sequence().0),
+        _ => None,
+    });
+    chunks.max().unwrap_or_default() < number
+}
+
+#[tokio::test]
+async fn cookies_that_the_archive_has_removed_are_lost_with_a_reason() -> Result<()> {
+    let dir = TempDir::new()?;
+    let Missed {
+        nats,
+        producer: _producer,
+        mut consumer,
+    } = Missed::start(&dir).await?;
+    let stream = context(&nats.uri()).await?.get_stream("COOKIES").await?;
+    let mut kept = 1;
+    while begins_before(&stream.get_raw_message(kept).await?.payload, 50_000) {
+        kept += 1;
+    }
+    stream.purge().sequence(kept).await?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    let recovered = wait_recovered(&consumer).await?;
+    let metrics = consumer.metrics().await?;
+    let expired = metrics.count("consumer_lost_total", &[("reason", "archive_expired")]);
+    let [missing, ..] = counts(&metrics);
+    ensure!(
+        expired > 10_000 && recovered > 10_000 && expired + recovered == missing,
+        "{expired} + {recovered} of {missing}"
+    );
+    assert_eq!(consumer.lost().await?, expired);
+    wait_logged(&consumer.process, "some of its cookies are lost").await
+}
+
+/// A server that requires a user, whose permissions are those of the test.
+const ACCOUNTS: &str = r#"
+authorization {
+  users: [
+    { user: admin, password: admin }
+    # The documented permissions.
+    { user: reader, password: reader, permissions: {
+      publish: [
+        "$JS.API.STREAM.INFO.COOKIES", "$JS.API.DIRECT.GET.COOKIES",
+        "$JS.API.CONSUMER.CREATE.COOKIES.>", "$JS.API.CONSUMER.MSG.NEXT.COOKIES.>",
+        "$JS.API.CONSUMER.DELETE.COOKIES.>"
+      ], subscribe: ["_INBOX.>"]
+    } }
+    { user: nobody, password: nobody, permissions: { publish: ["nothing"] } }
+  ]
+}
+"#;
+
+#[tokio::test]
+async fn unusable_archive_does_not_affect_the_live_path() -> Result<()> {
+    let dir = TempDir::new()?;
+    let nats = nats::start_with(dir.path(), ACCOUNTS).await?;
+    let url = |user: &str| format!("nats://{user}@{}", nats.address);
+    let admin = url("admin:admin");
+    create_stream(&admin, stream_config()).await?;
+    let indirect = Config {
+        name: "INDIRECT".to_owned(),
+        subjects: vec!["other.>".to_owned()],
+        allow_direct: false,
+        ..stream_config()
+    };
+    create_stream(&admin, indirect).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    for (number, (user, stream, state)) in [
+        ("reader:reader", "COOKIES", "current"),
+        (
+            "reader:wrong",
+            "COOKIES",
+            "refused: the NATS server rejects the credentials",
+        ),
+        ("admin:admin", "NONE", "refused: stream NONE: "),
+        (
+            "admin:admin",
+            "INDIRECT",
+            "refused: `allow_direct` is not set",
+        ),
+        (
+            "nobody:nobody",
+            "COOKIES",
+            "refused: cannot read stream COOKIES: ",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let archive = format!("{}/{stream}", url(user));
+        let name = format!("node-{number}");
+        let store = embedded(&dir.path().join(&name));
+        let flags = ["--archive", &archive];
+        let consumer = Consumer::start(&dir, &name, &[&producer], &store, &flags).await?;
+        consumer.wait_ready_with_state(state).await?;
+        let (user, buyer) = (format!("user-{number}"), format!("buyer-{number}"));
+        producer.accept(&user, 17, &buyer).await?;
+        consumer.wait_lookup(&user, json!({"17": buyer})).await?;
+        let log = consumer.process.last_lines(usize::MAX);
+        ensure!(!log.contains("wrong") && !log.contains("ERROR"), "{log}");
+    }
+    Ok(())
+}
