@@ -113,6 +113,22 @@ impl Producers {
         table.get(producer).map_or(0, |it| it.streams)
     }
 
+    /// Received positions of producers that have had no stream for this time, most recently advanced first. Epochs that were received
+    /// completely are omitted.
+    pub fn absent(&self, time: Duration) -> Vec<Cursor> {
+        let now = Instant::now();
+        if now.duration_since(self.0.started.1) < time {
+            return Vec::new();
+        }
+        self.table()
+            .absent(|closed| now.duration_since(closed) >= time)
+    }
+
+    /// Advances an absent producer whose received position is `before`; returns whether it did.
+    pub fn advance_absent(&self, before: &Cursor, after: &Cursor) -> bool {
+        self.table().advance_absent(before, after)
+    }
+
     /// Subtracts cookies of gaps that were recovered from the lost ones of this epoch.
     pub fn add_recovered(&self, producer: &str, epoch: Epoch, cookies: u64) {
         if let Some(producer) = self.table().get_mut(producer) {
@@ -304,7 +320,7 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         let mut table = self.producers.table();
-        table.close_stream(self.address, &self.producer);
+        table.close_stream(self.address, &self.producer, Instant::now());
         drop(table);
         self.producers.0.streams_changed.notify_waiters();
     }

@@ -44,7 +44,8 @@ use crate::{
 };
 use buffer::{BufferWriter, Item};
 use confirm::Confirmations;
-use sequence::{NewEpoch, ProtocolViolation, StreamPosition};
+use restarts::Restart;
+use sequence::{ProtocolViolation, StreamPosition};
 use stream_end::StreamEnd;
 
 /// Maximum time from the connection attempt to `Hello`.
@@ -242,16 +243,23 @@ impl Subscription {
         producers.measure_clock(position.producer(), sent, UnixMicros(hello.unix_micros));
         producers.wait_measured().await;
         self.log_connected(&hello, position.producer());
-        if let (Some(NewEpoch { previous, tail }), Some(observed)) = (&new_epoch, observed) {
-            restarts::report(
-                &self.context.metrics,
-                previous,
-                *tail,
-                observed,
-                start.epoch,
-            );
-        }
-        let item = Item::Cursor(start.clone());
+        let restart = new_epoch.zip(observed).map(|(new, observed)| Restart {
+            previous: new.previous,
+            tail: new.tail,
+            observed,
+            new_epoch: start.epoch,
+        });
+        let item = match restart {
+            Some(restart) if restart.may_lose() && self.context.archive.has_archive() => {
+                Item::Hole(Hole::restart(restart), start.clone())
+            }
+            restart => {
+                if let Some(restart) = restart {
+                    restart.report(&self.context.metrics, 0);
+                }
+                Item::Cursor(start.clone())
+            }
+        };
         self.push(item, &mut guard, &start, None).await?;
         let confirmations = Confirmations {
             context: Arc::clone(&self.context),
@@ -353,13 +361,7 @@ impl Subscription {
                     (false, true) => log!(debug, "gap: reading its cookies from the archive"),
                 }
                 if is_recovered {
-                    let (producer, epoch) = (Arc::clone(&cursor.producer), cursor.epoch);
-                    let hole = Hole {
-                        producer,
-                        epoch,
-                        range: first..=last,
-                    };
-                    Item::Hole(hole, cursor)
+                    Item::Hole(Hole::gap(&cursor, first..=last), cursor)
                 } else {
                     Item::Cursor(cursor)
                 }

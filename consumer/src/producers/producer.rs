@@ -5,6 +5,8 @@ use proto::{
     units::{Epoch, Sequence, UnixMicros},
 };
 
+use tokio::time::Instant;
+
 use super::completeness::Completeness;
 use crate::{batch::Cursor, clock_offset::ClockOffset};
 
@@ -24,6 +26,8 @@ pub(super) struct Producer {
     completeness: Completeness,
     /// Number of open streams.
     pub(super) streams: usize,
+    /// When the last stream was closed, if this process had one.
+    pub(super) closed: Option<Instant>,
     /// The part of the current epoch that this process observed.
     observed: Option<ObservedRange>,
     /// Whether two producers with this id have open streams.
@@ -157,7 +161,8 @@ impl Producer {
     }
 
     /// Closes a stream.
-    pub(super) fn close_stream(&mut self) {
+    pub(super) fn close_stream(&mut self, now: Instant) {
+        self.closed = Some(now);
         self.streams = self.streams.saturating_sub(1);
         self.has_duplicate &= self.streams > 1;
     }

@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use tokio::time::Instant;
+
 use proto::{
     limits::CURSORS_MAX,
     units::{Sequence, UnixMicros},
@@ -131,13 +133,13 @@ impl Table {
     }
 
     /// Closes a stream.
-    pub(super) fn close_stream(&mut self, address: SocketAddr, id: &str) {
+    pub(super) fn close_stream(&mut self, address: SocketAddr, id: &str, now: Instant) {
         if let Some(address) = self.addresses.get_mut(&address) {
             address.is_connected = false;
             address.unconfirmed = None;
         }
         if let Some(producer) = self.producers.get_mut(id) {
-            producer.close_stream();
+            producer.close_stream(now);
         }
         self.remove_unused();
     }
@@ -201,7 +203,28 @@ impl Table {
 
     /// All cursors, most recently advanced first, up to the maximum of a request.
     pub(super) fn cursors(&self) -> Vec<Cursor> {
-        let known = self.producers.values();
+        self.cursors_of(|_| true)
+    }
+
+    /// The cursors of producers without a stream and without `Goodbye`, whose last stream closed at a time for which `is_old` is true.
+    pub(super) fn absent(&self, is_old: impl Fn(Instant) -> bool) -> Vec<Cursor> {
+        let mut absent = self.cursors_of(|it| it.streams == 0 && it.closed.is_none_or(&is_old));
+        absent.retain(|cursor| !cursor.complete);
+        absent
+    }
+
+    /// Advances the received position `before` of a producer without a stream.
+    pub(super) fn advance_absent(&mut self, before: &Cursor, after: &Cursor) -> bool {
+        let is_at = |it: &Producer| it.streams == 0 && it.received.as_ref() == Some(before);
+        let is_absent = self.get(&before.producer).is_some_and(is_at);
+        if is_absent {
+            self.advance(after, None, false);
+        }
+        is_absent
+    }
+
+    fn cursors_of(&self, is_included: impl Fn(&Producer) -> bool) -> Vec<Cursor> {
+        let known = self.producers.values().filter(|it| is_included(it));
         let mut known: Vec<_> = known
             .filter_map(|producer| Some((producer.advanced_at, producer.received.as_ref()?)))
             .collect();

@@ -41,7 +41,7 @@ pub enum ArchiveError {
 
 /// An archive of all producers. Its implementation connects when needed, and limits the time of each call.
 #[async_trait]
-pub trait Archive: Debug + Send {
+pub trait Archive: Debug + Send + Sync {
     /// Checks that the archive is usable.
     async fn check(&mut self) -> Result<Info, ArchiveError>;
 

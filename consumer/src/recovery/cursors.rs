@@ -46,11 +46,6 @@ impl HeldCursors {
         }
     }
 
-    /// Whether no hole is open.
-    pub fn is_empty(&self) -> bool {
-        self.producers.is_empty()
-    }
-
     /// Sets the cursors of a batch back to the first open hole of each producer. Must be called before the batch is written.
     pub fn hold(&mut self, batch: &mut Batch) {
         for held in &mut self.producers {
@@ -100,6 +95,7 @@ mod tests {
             producer: "p".into(),
             epoch: Epoch(epoch),
             range: first..=first + 9,
+            restart: None,
         };
         held.open(HoleId(id), &hole);
         HoleId(id)

@@ -13,6 +13,7 @@ use super::{
     cut::cut,
     intervals::{Intervals, length},
 };
+use crate::{batch::Cursor, subscription::restarts::Restart};
 
 /// Numbers that a stream did not deliver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +22,10 @@ pub struct Hole {
     pub producer: Arc<str>,
     /// The epoch of the numbers.
     pub epoch: Epoch,
-    /// The missing numbers.
+    /// The missing numbers. After a restart, those after the received position.
     pub range: RangeInclusive<u64>,
+    /// The restart, if the producer ended the epoch.
+    pub restart: Option<Restart>,
 }
 
 /// Why cookies of a hole are lost.
@@ -60,9 +63,31 @@ pub struct Counts {
 }
 
 impl Hole {
-    /// The number of missing cookies.
+    /// The numbers of a gap.
+    pub fn gap(cursor: &Cursor, range: RangeInclusive<u64>) -> Self {
+        Self {
+            producer: Arc::clone(&cursor.producer),
+            epoch: cursor.epoch,
+            range,
+            restart: None,
+        }
+    }
+
+    /// The cookies of earlier epochs that a restarted producer will not send.
+    pub fn restart(restart: Restart) -> Self {
+        let rest = restart.previous.sequence.next().0..=u64::MAX;
+        Self {
+            restart: Some(restart.clone()),
+            ..Self::gap(&restart.previous, rest)
+        }
+    }
+
+    /// The number of missing cookies. After a restart it is not known; those that are found count.
     pub fn cookies(&self) -> u64 {
-        length(&self.range)
+        match &self.restart {
+            Some(_) => 0,
+            None => length(&self.range),
+        }
     }
 }
 
@@ -74,9 +99,24 @@ impl Counts {
         counts
     }
 
+    /// Cookies that were recovered, or not for their age.
+    pub fn found(&self) -> u64 {
+        self.recovered + self.lost[LossReason::TooOld as usize]
+    }
+
     /// Cookies that are lost, for any reason.
     pub fn lost(&self) -> u64 {
         self.lost.iter().sum()
+    }
+
+    /// Subtracts earlier counts.
+    pub(super) fn subtract(&mut self, earlier: &Self) {
+        self.recovered -= earlier.recovered;
+        self.duplicates -= earlier.duplicates;
+        self.reordered -= earlier.reordered;
+        for (sum, lost) in self.lost.iter_mut().zip(earlier.lost) {
+            *sum -= lost;
+        }
     }
 
     /// Adds other counts.
@@ -94,10 +134,13 @@ impl Counts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Foreign;
 
-/// A hole while it is being recovered.
+/// Numbers of one epoch while they are being recovered.
 #[derive(Debug)]
 pub(super) struct OpenHole {
-    pub(super) hole: Hole,
+    origin: Origin,
+    range: RangeInclusive<u64>,
+    /// Whether all numbers of the range exist. Otherwise those that are not found do not count as lost.
+    is_exact: bool,
     missing: Intervals,
     /// The events of all lower numbers were read, as far as they are archived.
     reached: u64,
@@ -105,20 +148,33 @@ pub(super) struct OpenHole {
 }
 
 impl OpenHole {
-    pub(super) fn new(hole: Hole) -> Self {
+    /// All numbers of a range, of which some may not exist unless the range is exact.
+    pub(super) fn new(
+        producer: &str,
+        epoch: Epoch,
+        range: RangeInclusive<u64>,
+        is_exact: bool,
+    ) -> Self {
         Self {
-            missing: Intervals::new(hole.range.clone()),
-            reached: *hole.range.start(),
-            hole,
+            origin: Origin {
+                producer_id: producer.to_owned(),
+                epoch,
+            },
+            is_exact,
+            missing: Intervals::new(range.clone()),
+            reached: *range.start(),
+            range,
             counts: Counts::default(),
         }
     }
 
-    pub(super) fn origin(&self) -> Origin {
-        Origin {
-            producer_id: self.hole.producer.to_string(),
-            epoch: self.hole.epoch,
-        }
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The epoch ended with this number, or earlier.
+    pub(super) fn ends_at(&mut self, last: Sequence) {
+        self.missing.remove(last.next().0..=u64::MAX);
     }
 
     /// The first number to read.
@@ -129,6 +185,11 @@ impl OpenHole {
     /// Cookies without an outcome.
     pub(super) fn missing(&self) -> u64 {
         self.missing.count()
+    }
+
+    /// Whether a number is missing before one that was found.
+    pub(super) fn is_split(&self) -> bool {
+        self.missing.is_split()
     }
 
     /// Whether the archive cannot have more of this hole: a producer archives its events in order.
@@ -150,16 +211,16 @@ impl OpenHole {
         if let StreamMessage::Chunk(chunk) = event {
             let header = chunk.header();
             let (first, last) = (header.first_sequence.0, header.last_sequence().0);
-            if header.epoch != self.hole.epoch {
+            if header.epoch != self.origin.epoch {
                 return Err(Foreign);
             }
             let removed = self.missing.remove(first..=last);
             if first < self.reached && !removed.is_empty() {
                 self.counts.reordered += u64::from(*removed[0].start() < self.reached);
             }
-            let within =
-                |number: u64| number.clamp(*self.hole.range.start(), *self.hole.range.end());
-            if last >= *self.hole.range.start() && first <= *self.hole.range.end() {
+            let (start, end) = self.range.clone().into_inner();
+            let within = |number: u64| number.clamp(start, end);
+            if last >= start && first <= end {
                 let inside = length(&(within(first)..=within(last)));
                 let new: u64 = removed.iter().map(length).sum();
                 self.counts.duplicates += inside - new;
@@ -190,6 +251,9 @@ impl OpenHole {
     }
 
     fn lose(&mut self, ranges: &[RangeInclusive<u64>], reason: LossReason) {
+        if !self.is_exact {
+            return;
+        }
         self.counts.lost[reason as usize] += ranges.iter().map(length).sum::<u64>();
     }
 }
@@ -197,11 +261,11 @@ impl OpenHole {
 impl fmt::Display for Hole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = self.range.clone().into_inner();
-        write!(
-            f,
-            "{} epoch {}: {first} to {last}",
-            self.producer, self.epoch
-        )
+        write!(f, "{} epoch {}: {first} to ", self.producer, self.epoch)?;
+        match &self.restart {
+            Some(restart) => write!(f, "the start of epoch {}", restart.new_epoch),
+            None => last.fmt(f),
+        }
     }
 }
 
@@ -279,11 +343,7 @@ mod tests {
             more in 0..30_u64,
         ) {
             let range = first..=first + more;
-            let mut hole = OpenHole::new(Hole {
-                producer: "p".into(),
-                epoch: Epoch(1),
-                range: range.clone(),
-            });
+            let mut hole = OpenHole::new("p", Epoch(1), range.clone(), true);
             let (mut present, mut passed, mut repeated) = (BTreeSet::new(), 0, 0);
             for (kind, archived) in events.iter().enumerate() {
                 let parts = hole.apply(event(archived, kind), UnixMicros(0)).unwrap();

@@ -32,6 +32,11 @@ impl Intervals {
         self.ranges.last().map(|range| Sequence(*range.end()))
     }
 
+    /// Whether a number between two others was removed.
+    pub(super) fn is_split(&self) -> bool {
+        self.ranges.len() > 1
+    }
+
     /// How many numbers there are, at most 2^64 − 1.
     pub(super) fn count(&self) -> u64 {
         self.ranges.iter().map(length).fold(0, u64::saturating_add)

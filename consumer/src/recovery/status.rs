@@ -10,7 +10,7 @@ use runtime::metrics::{Family, as_f64, family};
 use super::{
     archive::{ArchiveError, Info},
     cursors::HoleId,
-    hole::{Counts, Hole, OpenHole, REASONS},
+    hole::{Counts, Hole, REASONS},
 };
 use crate::clock;
 
@@ -33,8 +33,16 @@ struct Progress {
     closed: Counts,
     /// Messages that could not be used.
     rejected: u64,
-    /// Open holes: their names and counts.
-    open: BTreeMap<HoleId, (String, Counts)>,
+    open: BTreeMap<HoleId, OpenStatus>,
+}
+
+/// An open hole.
+#[derive(Debug)]
+struct OpenStatus {
+    name: String,
+    /// Whether the number of its cookies is known.
+    is_exact: bool,
+    counts: Counts,
 }
 
 /// State of the archive.
@@ -109,7 +117,12 @@ impl Status {
             it.missing += cookies;
             let is_open = it.open.len() < HOLES_MAX;
             if is_open {
-                it.open.insert(id, (hole.to_string(), Counts::default()));
+                let open = OpenStatus {
+                    name: hole.to_string(),
+                    is_exact: hole.restart.is_none(),
+                    counts: Counts::default(),
+                };
+                it.open.insert(id, open);
             } else {
                 it.closed.add(&Counts::unavailable(cookies));
             }
@@ -119,19 +132,33 @@ impl Status {
     }
 
     /// Records the counts of an open hole.
-    pub(super) fn progressed(&self, id: HoleId, hole: &OpenHole) {
+    pub(super) fn progressed(&self, id: HoleId, counts: &Counts) {
         self.update(|it| {
-            if let Some((_, counts)) = it.open.get_mut(&id) {
-                *counts = hole.counts;
+            if let Some(open) = it.open.get_mut(&id) {
+                // The number of cookies that are missing after a restart is not known before they are found.
+                if !open.is_exact {
+                    it.missing += counts.found() - open.counts.found();
+                }
+                open.counts = *counts;
             }
         });
     }
 
     /// Records the counts of a hole that is closed.
     pub(super) fn closed(&self, id: HoleId, counts: &Counts) {
+        self.progressed(id, counts);
         self.update(|it| {
             it.open.remove(&id);
             it.closed.add(counts);
+        });
+    }
+
+    /// Records that cookies of an absent producer were found.
+    pub(super) fn followed(&self, before: &Counts, after: &Counts) {
+        self.update(|it| {
+            it.missing += after.found() - before.found();
+            it.closed.add(after);
+            it.closed.subtract(before);
         });
     }
 
@@ -145,9 +172,9 @@ impl Status {
         self.update(|it| {
             let error = Some(&it.error).filter(|error| !error.is_empty());
             let error = error.map(|error| format!(": {error}"));
-            let holes = it.open.values().map(|(hole, counts)| {
+            let holes = it.open.values().map(|OpenStatus { name, counts, .. }| {
                 let (recovered, lost) = (counts.recovered, counts.lost());
-                format!("; recovering {hole} ({recovered} recovered, {lost} lost)")
+                format!("; recovering {name} ({recovered} recovered, {lost} lost)")
             });
             let holes: String = holes.collect();
             format!("{}{}{holes}", it.state.name(), error.unwrap_or_default())
@@ -193,8 +220,8 @@ impl Progress {
     /// Counts of all holes.
     fn total(&self) -> Counts {
         let mut total = self.closed;
-        for (_, counts) in self.open.values() {
-            total.add(counts);
+        for open in self.open.values() {
+            total.add(&open.counts);
         }
         total
     }

@@ -1,23 +1,30 @@
 //! Tests of the recoverer with an archive in memory. The time is paused.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use proto::{
     archive::Origin,
-    units::Epoch,
-    v1::{Gap, Goodbye, Heartbeat, TimesToLive, event::Event},
+    units::{Epoch, Sequence},
+    v1::{EpochEnd, EpochEnds, Gap, Goodbye, Heartbeat, Tail, TimesToLive, event::Event},
     wire,
 };
 use runtime::metrics::Registry;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 
-use super::*;
+use super::{
+    archive::{ArchiveError, Info, Message},
+    recoverer::{ARCHIVE_WAIT, COPY_WAIT, POLL_INTERVAL, PROGRESS_TIMEOUT},
+    *,
+};
 use crate::{
     batch::tests::{batch, chunk},
+    clock,
     metrics::Metrics,
+    producers::ObservedRange,
+    subscription::restarts::Restart,
 };
 
 /// The messages of an archive, by position, with their subjects. Clones share them.
@@ -104,6 +111,7 @@ fn hole(first: u64, last: u64) -> Hole {
         producer: "p".into(),
         epoch: Epoch(1),
         range: first..=last,
+        restart: None,
     }
 }
 
@@ -140,6 +148,51 @@ fn heartbeat(next_sequence: u64) -> Bytes {
     wire::encode_event(Event::Heartbeat(Heartbeat { next_sequence }))
 }
 
+/// Publishes numbers of an epoch, ten in each message, after the ends of earlier epochs.
+fn publish_epoch(archive: &FakeArchive, epoch: u64, last: u64, ends: &[(u64, u64)]) {
+    let ends = ends.iter().map(|(epoch, last)| EpochEnd {
+        epoch: *epoch,
+        last_sequence: *last,
+        exact: false,
+    });
+    let ends = EpochEnds {
+        ends: ends.collect(),
+    };
+    let origin = Origin {
+        epoch: Epoch(epoch),
+        ..origin()
+    };
+    let subject = origin.subject();
+    archive.push(&subject, true, wire::encode_event(Event::EpochEnds(ends)));
+    for at in (1..=last).step_by(10) {
+        let names: Vec<_> = (at..at + 10)
+            .map(|it| (epoch * 1000 + it).to_string())
+            .collect();
+        let cookies: Vec<_> = names.iter().map(|name| (&**name, 1, "b")).collect();
+        archive.push(
+            &subject,
+            true,
+            event(&chunk(at, clock::now().0, &cookies), epoch),
+        );
+    }
+}
+
+/// A restart after number 90 of epoch 1.
+fn restart(new_epoch: u64, tail: Option<(u64, bool)>) -> Hole {
+    let previous = Cursor {
+        producer: "p".into(),
+        epoch: Epoch(1),
+        sequence: Sequence(90),
+        complete: false,
+    };
+    Hole::restart(Restart {
+        observed: ObservedRange::after(&previous),
+        previous,
+        tail: tail.map(|(cookies_max, exact)| Tail { cookies_max, exact }),
+        new_epoch: Epoch(new_epoch),
+    })
+}
+
 /// A recoverer that runs, with the end of the collector.
 struct Recovery {
     intake: Intake,
@@ -172,7 +225,7 @@ impl Recovery {
     async fn closed(&mut self) -> Vec<u64> {
         let mut recovered = Vec::new();
         loop {
-            match self.intake.next().await {
+            match self.intake.next().await.unwrap() {
                 Recovered::Chunk(producer, chunk) => {
                     assert_eq!(&*producer, "p");
                     let batch = batch(&[chunk]);
@@ -184,6 +237,7 @@ impl Recovery {
                     self.intake.close(id, &mut Batch::new(1, 1));
                     return recovered;
                 }
+                Recovered::Advanced(..) => panic!("no producer is absent"),
             }
         }
     }
@@ -341,7 +395,6 @@ async fn number_of_open_holes_is_bounded() {
         recovered.extend(recovery.closed().await);
     }
     assert_eq!(recovered.len(), 2 * HOLES_MAX);
-    assert!(recovery.intake.is_idle());
     assert_eq!(recovery.recover(hole(900, 901)).await, [900, 901]);
 }
 
@@ -373,4 +426,102 @@ async fn old_cookies_are_not_recovered() {
     };
     archive.publish(&[old(1, 30), old(2, 26), old(3, 24), old(4, 1)]);
     check(&archive, hole(1, 4), [3, 4], [0, 0, 2, 0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn epochs_before_a_restart_are_recovered() {
+    let archive = FakeArchive::default();
+    publish_epoch(&archive, 1, 100, &[]);
+    publish_epoch(&archive, 2, 30, &[(1, 100)]);
+    publish_epoch(&archive, 3, 10, &[(1, 100), (2, 40)]);
+    let expected: Vec<_> = (1091..=1100).chain(2001..=2030).collect();
+    for (tail, loss, bound) in [
+        (Some((40, true)), "none", 0),
+        (Some((50, true)), "exact", 0),
+        (Some((50, false)), "bounded", 10),
+        (None, "unknown", 0),
+    ] {
+        let mut recovery = Recovery::start(&archive);
+        let began = Instant::now();
+        assert_eq!(recovery.recover(restart(3, tail)).await, expected);
+        assert!(began.elapsed() < ARCHIVE_WAIT, "{:?}", began.elapsed());
+        let metrics = &recovery.metrics;
+        assert_eq!(
+            metrics.restarts.with_label_values(&[loss]).get(),
+            1,
+            "{loss}"
+        );
+        assert_eq!(metrics.uncertain_loss_cookies.get(), bound);
+        assert_eq!(recovery.lost(), [0; 4]);
+        let status = recovery.intake.status();
+        let samples = format!("{status:?}");
+        assert!(samples.contains("missing: 40,"), "{samples}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_waits_until_the_new_epoch_is_archived() {
+    let archive = FakeArchive::default();
+    publish_epoch(&archive, 1, 100, &[]);
+    let mut recovery = Recovery::start(&archive);
+    recovery.intake.open(restart(2, None));
+    tokio::time::sleep(ARCHIVE_WAIT / 2).await;
+    publish_epoch(&archive, 2, 10, &[(1, 95)]);
+    // More than the recorded end, but it was archived.
+    let found = recovery.closed().await;
+    assert_eq!(found, (1091..=1100).collect::<Vec<_>>());
+    // Never archived.
+    assert_eq!(recovery.recover(restart(7, None)).await, found);
+}
+
+/// Follows producer `p`, which is absent after number 5; returns the numbers and the last position.
+async fn follow(archive: &FakeArchive) -> (Vec<u64>, u64) {
+    let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
+    let producers = Producers::default();
+    let cursor = |producer: &str, complete| Cursor {
+        producer: producer.into(),
+        epoch: Epoch(1),
+        sequence: Sequence(5),
+        complete,
+    };
+    producers.load(vec![cursor("p", false), cursor("complete", true)]);
+    let archive: Box<dyn Archive> = Box::new(archive.clone());
+    let (recoverer, mut intake) = recovery(Some(archive), &metrics, &producers);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(recoverer.unwrap().run());
+    let began = Instant::now();
+    let (mut recovered, mut position) = (Vec::new(), 5);
+    let hour = Duration::from_secs(3600);
+    while let Ok(next) = tokio::time::timeout(hour, intake.next()).await {
+        assert!(began.elapsed() >= Duration::from_secs(60));
+        match next.unwrap() {
+            Recovered::Chunk(_, chunk) => {
+                let batch = batch(&[chunk]);
+                let users = batch.cookies().map(|it| it.user_id.to_vec());
+                let users = users.map(|it| String::from_utf8(it).unwrap().parse().unwrap());
+                recovered.extend(users.collect::<Vec<u64>>());
+            }
+            Recovered::Advanced(before, after) => {
+                assert_eq!(before.sequence.0, position);
+                assert!(producers.advance_absent(&before, &after));
+                assert!(!producers.advance_absent(&before, &after));
+                position = after.sequence.0;
+            }
+            Recovered::Closed(_) => panic!("no hole is open"),
+        }
+    }
+    (recovered, position)
+}
+
+#[tokio::test(start_paused = true)]
+async fn absent_producer_is_read_from_the_archive_up_to_its_first_gap() {
+    let expected: Vec<_> = (6..=200).collect();
+    assert_eq!(follow(&archive(1, 200)).await, (expected, 200));
+    let with_gap = archive(1, 20);
+    with_gap.publish(&[gap(21, 22), cookies(23, 30)]);
+    let (_, position) = follow(&with_gap).await;
+    assert_eq!(position, 20, "the gap is not skipped");
+    let begins_late = archive(11, 20);
+    assert_eq!(follow(&begins_late).await, (Vec::new(), 5));
+    assert_eq!(follow(&FakeArchive::default()).await, (Vec::new(), 5));
 }

@@ -174,7 +174,7 @@ impl Collector {
                     self.recovery.hold(&mut full);
                     batch_sender.send(full, idle).await?;
                 }
-                recovered = self.recovery.next(), if self.takes_recovered(&batch, &buffer) => {
+                Some(recovered) = self.recovery.next(), if self.takes_recovered(&batch, &buffer) => {
                     due_at.get_or_insert_with(|| Instant::now() + limits.flush_interval);
                     self.add_recovered(&mut batch, recovered);
                 }
@@ -215,7 +215,7 @@ impl Collector {
 
     /// Whether recovered cookies delay no others: none is waiting, and the batch is not large enough to be written.
     fn takes_recovered(&self, batch: &Batch, buffer: &BufferReader) -> bool {
-        !self.recovery.is_idle() && batch.len() < FLUSH_COOKIES && buffer.is_empty()
+        batch.len() < FLUSH_COOKIES && buffer.is_empty()
     }
 
     fn add_recovered(&mut self, batch: &mut Batch, recovered: Recovered) {
@@ -225,6 +225,12 @@ impl Collector {
                 self.push(batch, &producer, &chunk, true);
             }
             Recovered::Closed(id) => self.recovery.close(id, batch),
+            Recovered::Advanced(before, after) => {
+                // Otherwise the producer has returned, and sends these cookies again.
+                if self.producers.advance_absent(&before, &after) {
+                    batch.advance(&after);
+                }
+            }
         }
     }
 

@@ -13,9 +13,44 @@ use proto::{units::Epoch, v1::Tail};
 
 use crate::{batch::Cursor, metrics, producers::ObservedRange};
 
+/// A restart of a producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restart {
+    /// The received position of the previous epoch.
+    pub previous: Cursor,
+    /// The `Hello.tail` of the new epoch.
+    pub tail: Option<Tail>,
+    /// What this process has observed of the previous epoch.
+    pub observed: ObservedRange,
+    /// The new epoch.
+    pub new_epoch: Epoch,
+}
+
+impl Restart {
+    /// Whether cookies may be lost.
+    pub fn may_lose(&self) -> bool {
+        self.tail.is_none_or(|tail| tail.cookies_max > 0)
+    }
+
+    /// Logs and counts the loss, of which an archive had `found` cookies.
+    pub fn report(&self, metrics: &metrics::Subscription, found: u64) {
+        let rest = |tail: Tail| Tail {
+            cookies_max: tail.cookies_max.saturating_sub(found),
+            ..tail
+        };
+        report(
+            metrics,
+            &self.previous,
+            self.tail.map(rest),
+            self.observed,
+            self.new_epoch,
+        );
+    }
+}
+
 /// Logs and counts the cookies lost after `cursor`, whose epoch is followed by `new_epoch`, including those of missed epochs after
 /// it. `tail` is the `Hello.tail` of the new epoch.
-pub fn report(
+fn report(
     metrics: &metrics::Subscription,
     cursor: &Cursor,
     tail: Option<Tail>,

@@ -148,6 +148,66 @@ async fn consumer_killed_during_a_recovery_recovers_the_hole_again() -> Result<(
     Ok(())
 }
 
+/// An archive with all cookies of a producer, of which the consumer, which has exited, has the first 100.
+async fn killed_producer(dir: &TempDir) -> Result<(ServerProcess, Producer, Consumer)> {
+    let nats = nats::start(dir.path()).await?;
+    create_stream(&nats.uri(), stream_config()).await?;
+    let archive = ["--archive", &archive_url(&nats)];
+    let mut producer = Producer::start(dir, &archive).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::start(dir, "node", &[&producer], &store, &archive).await?;
+    accept(&producer, 1..=100).await?;
+    consumer.wait_written(100).await?;
+    consumer.process.kill()?;
+    accept(&producer, 101..=2_000).await?;
+    ensure!(wait_archived(&producer).await? == 2_000);
+    producer.process.kill()?;
+    Ok((nats, producer, consumer))
+}
+
+#[tokio::test]
+async fn undelivered_cookies_of_a_killed_producer_are_recovered_after_its_restart() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (_nats, mut producer, mut consumer) = killed_producer(&dir).await?;
+    // The consumer also misses the second epoch.
+    producer.process.restart()?;
+    producer.wait_ready().await?;
+    accept(&producer, 2_001..=3_000).await?;
+    ensure!(wait_archived(&producer).await? == 1_000);
+    producer.process.kill()?;
+    producer.process.restart()?;
+    producer.wait_ready().await?;
+    consumer.process.restart()?;
+    consumer.wait_ready().await?;
+    accept(&producer, 3_001..=3_100).await?;
+    consumer.wait_lookups(&contents(1..=3_100)).await?;
+    wait_logged(&consumer.process, "hole closed").await?;
+    let metrics = consumer.metrics().await?;
+    assert_eq!(counts(&metrics), [2_900, 2_900, 0]);
+    assert_eq!(consumer.lost().await?, 0);
+    // The bounds of two killed epochs, without what was recovered.
+    let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
+    assert!(bound <= 2 * 1024, "{bound}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn undelivered_cookies_of_a_producer_that_does_not_return_are_recovered() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (_nats, producer, mut consumer) = killed_producer(&dir).await?;
+    consumer.process.restart()?;
+    wait_logged(&consumer.process, "producer is absent").await?;
+    consumer.wait_lookups(&contents(1..=2_000)).await?;
+    wait_until(TIMEOUT, "the cursor is durable", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count("consumer_cursor_sequence", &[]) == 2_000)
+    })
+    .await?;
+    assert_eq!(counts(&consumer.metrics().await?), [1_900, 1_900, 0]);
+    drop(producer);
+    Ok(())
+}
+
 /// Whether the events of a message are before this sequence number.
 fn begins_before(payload: &Bytes, number: u64) -> bool {
     let chunks = Events::new(payload.clone()).filter_map(|event| match event {

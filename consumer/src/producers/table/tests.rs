@@ -62,7 +62,7 @@ impl Setup {
     }
 
     fn close(&mut self, address: SocketAddr, id: &str) {
-        self.table.close_stream(address, id);
+        self.table.close_stream(address, id, Instant::now());
     }
 
     fn status(&self, id: &str) -> Option<ProducerStatus> {
