@@ -8,7 +8,7 @@ use async_nats::{
     ConnectErrorKind, Event, ServerError,
     jetstream::{
         self,
-        context::{GetStreamErrorKind, PublishErrorKind},
+        context::GetStreamErrorKind,
         message::PublishMessage,
         stream::{DiscardPolicy, RetentionPolicy, StorageType},
     },
@@ -108,7 +108,9 @@ impl Nats {
         let name = &self.stream;
         let stream = connection.context.get_stream(name).await;
         let stream = stream.map_err(|error| match error.kind() {
-            GetStreamErrorKind::JetStream(error) => Refused(format!("stream {name}: {error}")),
+            GetStreamErrorKind::JetStream(error) if error.code() < 500 => {
+                Refused(format!("stream {name}: {error}"))
+            }
             _ => connection.error(format!("cannot read stream {name}: {error}")),
         })?;
         let config = &stream.cached_info().config;
@@ -170,9 +172,6 @@ impl Connection {
                     "subject {subject} belongs to stream {other}, not to {stream}"
                 )))
             }
-            Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
-                Err(Refused(format!("stream {stream} does not exist")))
-            }
             Err(error) => Err(self.error(format!("cannot publish to NATS: {error}"))),
         }
     }
@@ -189,3 +188,6 @@ impl Publisher for Nats {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
