@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::{
-    ConnectErrorKind, Event, ServerError,
+    ConnectErrorKind, ConnectOptions, Event, ServerError,
     jetstream::{
         self,
         context::GetStreamErrorKind,
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use proto::archive::{GROUP_BYTES_MAX, SUBJECT_PREFIX, VERSION, VERSION_HEADER};
 use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
 use runtime_nats::Servers;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Message, PublishError,
@@ -44,6 +45,8 @@ struct Connection {
     context: jetstream::Context,
     /// The last error that the server has reported outside of a response, such as a missing permission.
     server_error: Arc<Mutex<Option<String>>>,
+    /// Cancelled when the connection is lost. The client would establish another one, without the responses.
+    lost: CancellationToken,
 }
 
 impl Nats {
@@ -72,15 +75,21 @@ impl Nats {
     async fn connect(&self) -> Result<Connection, PublishError> {
         let server_error = Arc::new(Mutex::new(None));
         let last = Arc::clone(&server_error);
+        let lost = CancellationToken::new();
+        let on_loss = lost.clone();
         let on_event = move |event| {
-            if let Event::ServerError(ServerError::Other(error)) = event {
-                *last.lock() = Some(error);
+            match event {
+                Event::ServerError(ServerError::Other(error)) => *last.lock() = Some(error),
+                Event::Disconnected => on_loss.cancel(),
+                _ => {}
             }
             std::future::ready(())
         };
+        // A client does not live long enough to use servers that it discovers.
+        let set = |it: ConnectOptions| it.event_callback(on_event).ignore_discovered_servers();
         let client = self
             .servers
-            .connect_with("producer", TIMEOUT, |it| it.event_callback(on_event))
+            .connect_with("producer", TIMEOUT, set)
             .await
             .map_err(|error| match error.kind() {
                 ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
@@ -99,8 +108,11 @@ impl Nats {
         let connection = Connection {
             context,
             server_error,
+            lost,
         };
-        self.check_stream(&connection).await?;
+        connection
+            .unless_lost(self.check_stream(&connection))
+            .await?;
         Ok(connection)
     }
 
@@ -146,6 +158,14 @@ impl Nats {
 }
 
 impl Connection {
+    async fn unless_lost<T>(
+        &self,
+        response: impl Future<Output = Result<T, PublishError>>,
+    ) -> Result<T, PublishError> {
+        let response = self.lost.run_until_cancelled(response).await;
+        response.unwrap_or_else(|| Err(Unavailable("connection to NATS lost".to_owned())))
+    }
+
     /// An error without a response. The server does not respond to a request that it does not permit.
     fn error(&self, error: String) -> PublishError {
         match self.server_error.lock().take() {
@@ -179,11 +199,13 @@ impl Connection {
 
 impl Publisher for Nats {
     async fn publish(&mut self, message: &Message) -> Result<(), PublishError> {
-        let connection = match self.connection.take() {
+        let usable = self.connection.take().filter(|it| !it.lost.is_cancelled());
+        let connection = match usable {
             Some(connection) => connection,
             None => self.connect().await?,
         };
-        connection.publish(message, &self.stream).await?;
+        let published = connection.publish(message, &self.stream);
+        connection.unless_lost(published).await?;
         self.connection = Some(connection);
         Ok(())
     }

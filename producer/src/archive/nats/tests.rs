@@ -141,3 +141,18 @@ async fn missing_stream_is_refused_but_not_a_temporary_error() {
     assert!(matches!(publish_to(404, 10059).await, Refused(_)));
     assert!(matches!(publish_to(503, 10008).await, Unavailable(_)));
 }
+
+#[tokio::test]
+async fn lost_connection_ends_the_attempt() {
+    for stream in [None, Some(stream())] {
+        let responses = Responses {
+            stream,
+            acknowledgement: None,
+        };
+        let (results, connections) = publish(responses).await;
+        let error = unavailable("connection to NATS lost");
+        assert_eq!(results, [error.clone(), error]);
+        // One more for each attempt, before its client is dropped.
+        assert!(connections <= 8, "{connections} connections");
+    }
+}
