@@ -111,10 +111,12 @@ impl Servers {
     }
 }
 
-/// The address and the credentials in a URL; `None` if the URL is invalid.
+/// The address and the credentials in a URL; `None` if the URL is invalid or has anything else.
 fn parse(text: &str) -> Option<(ServerAddr, Option<Credentials>)> {
     let mut url = Url::parse(text).ok()?;
-    if !matches!(url.scheme(), "nats" | "tls") || !url.has_host() {
+    let has_only_host =
+        matches!(url.path(), "" | "/") && url.query().is_none() && url.fragment().is_none();
+    if !matches!(url.scheme(), "nats" | "tls") || !url.has_host() || !has_only_host {
         return None;
     }
     let decode = |text: &str| percent_decode_str(text).decode_utf8().ok().map(Into::into);
@@ -170,6 +172,10 @@ mod tests {
             ("", "", "", "--nats: use URLs"),
             ("nats://host,", "", "", "--nats: use URLs"),
             ("nats://%ff:s3cret@host", "", "", "--nats: use URLs"),
+            // A slash that is not percent-encoded: the host would be `a`.
+            ("nats://a:42/s3cret@host", "", "", "--nats: use URLs"),
+            ("nats://host?s3cret", "", "", "--nats: use URLs"),
+            ("nats://host#s3cret", "", "", "--nats: use URLs"),
             ("nats://a:s3cret@one,nats://two", "", "", "same credentials"),
             ("nats://host", "/none", "", "--nats-tls-ca: /none"),
             ("nats://host", "", "/none", "--nats-tls-cert: requires"),
