@@ -15,6 +15,9 @@ const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// Age of the oldest sealed cookie that is not archived, above which the archive is behind.
 const BEHIND_AFTER: Duration = Duration::from_secs(5);
 
+/// Maximum length of an error, which may contain text of the NATS server.
+const ERROR_CHARS_MAX: usize = 500;
+
 /// State of the archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -76,7 +79,8 @@ impl Status {
             PublishError::Unavailable(_) if since >= STALLED_AFTER => State::Stalled,
             PublishError::Unavailable(_) => State::Connecting,
         };
-        self.change(state, error.to_string(), |it| it.retries += 1);
+        let error = error.to_string().chars().take(ERROR_CHARS_MAX).collect();
+        self.change(state, error, |it| it.retries += 1);
     }
 
     /// Records an acknowledged message. `lag` is the age of the oldest cookie that waits.
@@ -148,5 +152,20 @@ impl Status {
 impl Progress {
     fn queued(&self, appended: u64) -> u64 {
         appended.saturating_sub(self.archived + self.lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_shortened() {
+        let status = Status::default();
+        status.begin();
+        let error = PublishError::Refused("é".repeat(100_000));
+        status.failed(&error, Duration::ZERO);
+        let text = status.describe().unwrap();
+        assert_eq!(text.chars().count(), "refused: ".len() + ERROR_CHARS_MAX);
     }
 }
