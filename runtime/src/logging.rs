@@ -91,9 +91,9 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        // h2 warns about every invalid frame of a peer. async_nats logs passwords at debug, and an error for each attempt to connect with
-        // wrong credentials, which its caller reports. A filter can override this.
-        let libraries = "h2=error,async_nats=info,async_nats::connector=off";
+        // h2 warns about every invalid frame of a peer. async_nats logs passwords at debug, each event at info, and an error for each
+        // attempt to connect with wrong credentials, although its callers report them. A filter can override this.
+        let libraries = "h2=error,async_nats=warn,async_nats::connector=off";
         EnvFilter::new(format!("{libraries},{}", self.0))
     }
 }

@@ -130,11 +130,19 @@ impl Nats {
     }
 
     /// Until `stop`, checks all streams every `CHECK_INTERVAL`, and creates those that the server has lost. Watches and result streams
-    /// then end, because their consumers belong to the lost streams.
+    /// then end, because their consumers belong to the lost streams. Logs when the connection is lost, and established again.
     pub async fn supervise(self, stop: CancellationToken) {
         let pause = || stop.run_until_cancelled(sleep(CHECK_INTERVAL));
+        let mut was_connected = true;
         while pause().await.is_some() {
-            if self.is_connected() {
+            let is_connected = self.is_connected();
+            match (was_connected, is_connected) {
+                (true, false) => tracing::warn!("connection to NATS lost; reconnecting"),
+                (false, true) => tracing::info!("reconnected to NATS"),
+                _ => {}
+            }
+            was_connected = is_connected;
+            if is_connected {
                 let found = open_all(&self.context).await;
                 self.streams.send_modify(|it| it.update(found));
             }
