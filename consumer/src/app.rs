@@ -33,6 +33,7 @@ use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
     cookie_pages::{self, CookiePages},
+    copy::Copier,
     deletions::Deletions,
     health::Health,
     lookup,
@@ -90,6 +91,7 @@ impl App {
         registry: Registry,
     ) -> anyhow::Result<Self> {
         let metrics = Metrics::register(&registry)?;
+        let process = fastrand::u64(..);
         let services = Services::register(&registry, "consumer", true)?;
         let stop_reading = CancellationToken::new();
         let monitor = StageMonitor {
@@ -125,6 +127,9 @@ impl App {
                 deletions: app.deletions.clone(),
                 producers: health.producers().clone(),
                 one: Semaphore::new(1),
+                copies: Arc::clone(&app.store.copies),
+                one_copy: Semaphore::new(1),
+                process,
             },
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
@@ -134,10 +139,11 @@ impl App {
         config.security.watch(&app.services);
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
+        services.watch(config.copy_token.as_ref(), &services.stage);
         let recovery = (recoverer, intake);
         let running = app
             .clone()
-            .run_data_path(config, network, recovery, metrics);
+            .run_data_path(config, network, recovery, metrics, process);
         app.data_path
             .spawn(app.monitor.clone().run("writer", running));
         Ok(app)
@@ -165,6 +171,7 @@ impl App {
         network: Arc<dyn Network>,
         (recoverer, intake): (Option<Recoverer>, Intake),
         metrics: Metrics,
+        process: u64,
     ) -> Result<(), Failure> {
         let Self {
             health,
@@ -196,6 +203,8 @@ impl App {
             collecting,
             writing,
             retrying,
+            copied,
+            is_new,
         } = tokio::select! {
             // No cookie was received yet, so there is nothing to drain.
             () = self.stop_reading.cancelled() => return Ok(()),
@@ -206,6 +215,28 @@ impl App {
             tasks.spawn(stop.clone().run_until_cancelled_owned(recoverer.run()));
         }
         let producers = health.producers().clone();
+        let copier = Copier {
+            nodes: config.args.copy.nodes().cloned().collect(),
+            token: config.copy_token.clone(),
+            rows_per_second: config.args.copy.copy_rows_per_second,
+            process,
+            network: Arc::clone(&network),
+            copies: store.copies,
+            upkeep: Arc::clone(&store.upkeep),
+            deletions: deletions.clone(),
+            health: Arc::clone(&health),
+            buffer: buffer.clone(),
+            durable: copied,
+        };
+        // Before the first cookie arrives.
+        let copying = tokio::select! {
+            () = self.stop_reading.cancelled() => return Ok(()),
+            copying = copier.begin(is_new) => copying,
+        };
+        if let Some(copying) = copying {
+            let copying = copying.run(self.stop_reading.clone()).map(Ok);
+            self.data_path.spawn(monitor.clone().run("copier", copying));
+        }
         let upkeep = store.upkeep;
         let jobs = dsp_deletions::run(deletions.clone(), Arc::clone(&upkeep), stop.clone());
         tasks.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
@@ -293,6 +324,9 @@ impl admin::Pages for Pages {
         let deletions = is_loaded.then_some(deletions);
         match uri.path() {
             cookie_pages::PATH => Box::pin(self.cookies.reply(headers, uri).map(Some)),
+            path if path.starts_with(cookie_pages::COPY_PATHS) => {
+                Box::pin(self.cookies.reply(headers, uri).map(Some))
+            }
             path => Box::pin(lookup::page(&**lookup, deletions, path)),
         }
     }

@@ -63,6 +63,8 @@ pub struct Batch {
     completed_epochs: Vec<Cursor>,
     deletions: Vec<Deletion>,
     deferred: BTreeSet<DspId>,
+    /// Number of records copied from another node, up to the last chunk of this batch; 0 if it has none.
+    copied: u64,
     /// Time and number of valid cookies of each chunk.
     released: Vec<(UnixMicros, u32)>,
     cookies_max: usize,
@@ -99,6 +101,7 @@ impl Batch {
             completed_epochs: Vec::new(),
             deletions: Vec::new(),
             deferred: BTreeSet::new(),
+            copied: 0,
             released: Vec::new(),
             cookies_max,
             bytes: 0,
@@ -129,9 +132,10 @@ impl Batch {
             || self.bytes >= self.bytes_max
     }
 
-    /// Whether the batch has no cookies, deletions or cursors.
+    /// Whether the batch has no cookies, deletions, cursors or copied records.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.deletions.is_empty() && self.cursors.is_empty()
+        let has_records = !self.entries.is_empty() || !self.deletions.is_empty();
+        !has_records && self.cursors.is_empty() && self.copied == 0
     }
 
     /// The number of cookies to write.
@@ -257,6 +261,17 @@ impl Batch {
         self.push_filtered(producer, chunk, accepted_max, &mut AcceptAll);
     }
 
+    /// Number of records copied from another node, up to the last chunk of this batch; 0 if it has none.
+    pub fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    /// Adds the records of a chunk copied from another node, up to number `copied`. Advances no cursor, and clamps no time.
+    pub fn push_copied(&mut self, chunk: &ChunkRef, copied: u64, filter: &mut impl DedupFilter) {
+        self.add(chunk, chunk.header().accepted, filter);
+        self.copied = copied;
+    }
+
     /// Adds the cookies of a chunk that is not part of a stream, and advances no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
         self.push_recovered(chunk, UnixMicros::MAX, &mut AcceptAll);
@@ -345,6 +360,7 @@ impl Batch {
                 DedupDecision::NoDspSlot => self.counts.no_dsp_slot += 1,
                 DedupDecision::Expired => self.counts.expired += 1,
                 DedupDecision::Deleted => self.counts.deleted_on_arrival += 1,
+                DedupDecision::InvalidTime => self.counts.malformed += 1,
                 DedupDecision::Write { is_known } => {
                     let entry = BatchEntry {
                         accepted: admitted.accepted,

@@ -6,10 +6,10 @@
 mod args;
 mod parse;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use runtime::{
-    connect::credentials::{Security, load_files},
+    connect::credentials::{Security, is_loopback_host, load_files},
     reload::{NamedFile, Reloader},
     settings::{self, CommonArgs, ConfigErrors, Settings, redacted},
     token,
@@ -19,10 +19,11 @@ use crate::{recovery, ttl::Ttls};
 
 use self::args::ArchiveArgs;
 pub use self::args::{
-    Args, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs, StorageArgs,
+    Args, CopyArgs, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs,
+    StorageArgs,
 };
 
-/// URL of a producer, or of all producers behind a host name.
+/// URL of a producer, of all producers behind a host name, or of another node's admin port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ProducerUrl {
     /// Whether to connect with TLS.
@@ -55,6 +56,8 @@ pub struct Config {
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
     /// The archive, if there is one.
     pub archive: Option<recovery::Nats>,
+    /// Token for the nodes from which this node is filled.
+    pub copy_token: Option<Arc<Reloader<token::File>>>,
 }
 
 impl Config {
@@ -79,6 +82,7 @@ impl Settings for Args {
         Config {
             security: Security::check(errors, &self.security, has_https),
             ttls: self.retention.ttls(),
+            copy_token: self.copy.check(errors, self.process.admin),
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
             archive: self.archive.check(errors, &self.producers.name),
             args: self,
@@ -111,6 +115,28 @@ impl StorageArgs {
                 "--rejected-dsps: DSP {both} is also in --dsps; remove it from one of them"
             ));
         }
+    }
+}
+
+impl CopyArgs {
+    fn check(
+        &self,
+        errors: &mut ConfigErrors,
+        admin: SocketAddr,
+    ) -> Option<Arc<Reloader<token::File>>> {
+        let own = |node: &&ProducerUrl| node.port == admin.port() && is_loopback_host(&node.host);
+        if let Some(node) = self.nodes().find(own) {
+            errors.add(format!(
+                "--copy-from: {node} is the --admin port of this node"
+            ));
+        }
+        let file = NamedFile::from_flag("--copy-token-file", &self.copy_token_file);
+        file.and_then(|file| load_files(errors, token::File::new(file)))
+    }
+
+    /// The nodes to copy.
+    pub fn nodes(&self) -> impl Iterator<Item = &ProducerUrl> {
+        self.copy_from.iter().flatten()
     }
 }
 

@@ -4,13 +4,16 @@
 //! page, the store reads up to [`PAGE_COOKIES_MAX`](crate::store::PAGE_COOKIES_MAX) cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any
 //! node with the same cookies can return the next page.
 //!
+//! Nodes that are being filled read pages of all DSPs' cookies, and of deletions, in the [format](crate::copy::protocol) of
+//! streams. One of these is read at a time; further requests wait.
+//!
 //! The last line also contains the time `as_of`: this node has stored all cookies that the connected producers accepted before
 //! it. While this time is unknown, the response is a 503.
 
 use std::sync::Arc;
 
-use http::{HeaderMap, StatusCode, Uri};
-use percent_encoding::percent_decode_str;
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use proto::{
     ids::is_user_id,
     units::{DspId, UnixMicros},
@@ -18,7 +21,7 @@ use proto::{
 use runtime::{
     problem::Problem,
     reload::Reloader,
-    reply::{Reply, content},
+    reply::{Reply, content, json as json_reply},
     token,
 };
 use serde_json::json;
@@ -26,13 +29,19 @@ use tokio::sync::Semaphore;
 
 use crate::{
     clock,
+    copy::protocol::{
+        COOKIES_PATH, DELETIONS_PATH, FLOOR_HEADER, NEXT_HEADER, NODE_PATH, NodeState,
+    },
     deletions::Deletions,
     producers::Producers,
-    store::{Lookup, PageQuery},
+    store::{Copies, Lookup, PageQuery},
 };
 
 /// The path.
 pub const PATH: &str = "/v1/cookies";
+
+/// Prefix of the paths for nodes that are being filled.
+pub const COPY_PATHS: &str = "/v1/cookies/";
 
 /// Subtracted from the time up to which the node is complete: clocks of nodes and producers may differ by almost this much.
 const CLOCK_MARGIN_MICROS: u64 = 60_000_000;
@@ -61,21 +70,92 @@ pub struct CookiePages {
     pub producers: Producers,
     /// The permit to read a page.
     pub one: Semaphore,
+    /// The reads of nodes that are being filled, and their permit.
+    pub copies: Arc<dyn Copies>,
+    /// See [`copies`](Self::copies).
+    pub one_copy: Semaphore,
+    /// Random id of this process.
+    pub process: u64,
 }
 
 impl CookiePages {
     /// The response to a request.
     pub async fn reply(&self, headers: &HeaderMap, uri: &Uri) -> Reply {
-        let page = self.page(headers, uri).await;
+        let page = match uri.path() {
+            PATH => self.page(headers, uri).await,
+            path => self.copy(headers, path, uri).await,
+        };
         page.unwrap_or_else(|problem| problem.reply())
     }
 
-    async fn page(&self, headers: &HeaderMap, uri: &Uri) -> Result<Reply, Problem> {
+    fn authenticate(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let closed = "disabled; set --cookies-token-file";
         let tokens = self.tokens.as_ref();
         let tokens = tokens.ok_or_else(|| Problem::new(CLOSED, closed))?;
         let client = tokens.current().authenticate(headers);
         client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
+        Ok(())
+    }
+
+    /// A response to a node that is being filled.
+    async fn copy(&self, headers: &HeaderMap, path: &str, uri: &Uri) -> Result<Reply, Problem> {
+        self.authenticate(headers)?;
+        let incomplete = |why: &str| Problem::new(INCOMPLETE, why).retry_after(RETRY_AFTER);
+        if !self.producers.is_loaded() {
+            return Err(incomplete("the store is not loaded yet"));
+        }
+        if path == NODE_PATH {
+            let cookies = self.copies.approximate_cookies().await;
+            return cookies
+                .map(|cookies| json_reply(StatusCode::OK, &self.state(cookies)))
+                .map_err(|error| incomplete(&format!("cannot read the store: {error}")));
+        }
+        if self.deletions.is_copying() {
+            return Err(incomplete("the node is being filled from another"));
+        }
+        if let Some(dsp_id) = self.deletions.queued_dsps().first() {
+            let why = format!("the retry queue contains cookies of DSP {dsp_id}");
+            return Err(incomplete(&why));
+        }
+        let next = uri.query().unwrap_or_default().strip_prefix("next=");
+        let next = percent_decode_str(next.unwrap_or_default()).decode_utf8();
+        let next = next.map_err(|_| Problem::new(INVALID, "`next` is not UTF-8"))?;
+        let permit = self.one_copy.acquire().await;
+        let _one = permit.expect("the semaphore is never closed");
+        let page = match path {
+            COOKIES_PATH => self.copies.cookies_after(&next, &self.deletions).await,
+            DELETIONS_PATH => self.copies.deletions_after(&next).await,
+            _ => return Err(Problem::new(CLOSED, "unknown path")),
+        };
+        let page = page.map_err(|error| incomplete(&format!("cannot read the store: {error}")))?;
+        let mut reply = content(StatusCode::OK, "application/octet-stream", page.chunks);
+        // Read after the deletions: those that have left the store since are covered.
+        let floor = HeaderValue::from(self.deletions.floor().0);
+        reply.headers_mut().insert(FLOOR_HEADER, floor);
+        if let Some(next) = page.next {
+            let next = utf8_percent_encode(&next, NON_ALPHANUMERIC).to_string();
+            let next = HeaderValue::try_from(next).expect("percent-encoded text is ASCII");
+            reply.headers_mut().insert(NEXT_HEADER, next);
+        }
+        Ok(reply)
+    }
+
+    fn state(&self, cookies: u64) -> NodeState {
+        let producers = self.producers.snapshot().producers.into_iter();
+        let durable = producers.filter_map(|(id, it)| {
+            let durable = it.durable?;
+            Some((id.to_string(), (durable.epoch.0, durable.sequence.0)))
+        });
+        NodeState {
+            process: self.process,
+            cookies,
+            deletions: self.deletions.size().0,
+            durable: durable.collect(),
+        }
+    }
+
+    async fn page(&self, headers: &HeaderMap, uri: &Uri) -> Result<Reply, Problem> {
+        self.authenticate(headers)?;
         let mut query = parse(uri.query().unwrap_or_default()).ok_or_else(|| {
             let detail = "use ?dsp=ID&before=MILLISECONDS, and &next=POSITION for further pages";
             Problem::new(INVALID, detail)

@@ -32,7 +32,7 @@ use parking_lot::{Mutex, MutexGuard};
 use proto::{
     limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS},
     units::{DspId, UnixMicros},
-    wire::Scope,
+    wire::{Record, Scope},
 };
 pub use request::{Arriving, Request};
 use tokio::sync::watch;
@@ -108,6 +108,9 @@ struct Table {
     /// The latest times that were given to cookies accepted after a deletion, by their acceptance on this host's clock.
     increased: BTreeMap<UnixMicros, UnixMicros>,
     floor: UnixMicros,
+    /// While the cookies of another node are copied: the floor of its table. It covers delayed cookies of streams, but not the
+    /// copied ones. [`UnixMicros::MAX`] while it is unknown.
+    copied_floor: Option<UnixMicros>,
     /// Unfinished jobs by DSP: the time of the latest deletion, and the number of the oldest.
     jobs: BTreeMap<DspId, (UnixMicros, u64)>,
     /// DSPs in the retry queue, and the number of their oldest entry with deletions.
@@ -134,6 +137,18 @@ impl Deletion {
             }),
             _ => None,
         }
+    }
+
+    /// This deletion as a record without an age; `None` for a floor, or a user id that is not UTF-8.
+    pub fn record(&self) -> Option<Record<'_>> {
+        let scope = match &self.scope {
+            Scope::Match(user, dsp_id) => Scope::Match(str::from_utf8(user).ok()?, *dsp_id),
+            Scope::User(user) => Scope::User(str::from_utf8(user).ok()?),
+            Scope::Dsp(dsp_id) => Scope::Dsp(*dsp_id),
+            Scope::All => return None,
+        };
+        let age_micros = 0;
+        Some(Record::Delete { scope, age_micros })
     }
 
     /// The ids of its scope; no user is empty, no DSP is 0.
@@ -201,6 +216,43 @@ impl Deletions {
         table.add_increased(here, latest.after(AFTER_DELETION_MICROS));
     }
 
+    /// Begins to copy the cookies of another node, and of its deletions. Until these are known, all delayed cookies of streams
+    /// count as deleted. Deletions stay in the table until the copy is complete.
+    pub fn begin_copy(&self) {
+        self.shared.table.lock().copied_floor = Some(UnixMicros::MAX);
+        self.shared.covers_any.store(true, Ordering::Relaxed);
+    }
+
+    /// Raises the floor to that of another node, whose deletions are now in this table.
+    pub fn raise_copied_floor(&self, floor: UnixMicros) {
+        let mut table = self.shared.table.lock();
+        let known = table.copied_floor.filter(|known| *known < UnixMicros::MAX);
+        table.copied_floor = known.max(Some(floor));
+    }
+
+    /// Ends the copy: its floor becomes that of this table.
+    pub fn end_copy(&self) {
+        let mut table = self.shared.table.lock();
+        table.floor = table
+            .floor
+            .max(table.copied_floor.take().unwrap_or_default());
+    }
+
+    /// Whether cookies of another node are being copied.
+    pub fn is_copying(&self) -> bool {
+        self.shared.table.lock().copied_floor.is_some()
+    }
+
+    /// Adds a deletion of another node, unless an equal or later one is known: this node may know its request.
+    pub fn add_copied(&self, deletion: &Deletion) {
+        let (user_id, dsp_id) = deletion.ids();
+        let hash = self.hash(user_id, dsp_id);
+        let known = self.shared.table.lock().until.get(&hash).copied();
+        if known < Some(deletion.until) {
+            self.add(deletion);
+        }
+    }
+
     /// Adds a deletion or a floor.
     pub fn add(&self, deletion: &Deletion) {
         self.add_received(deletion, None);
@@ -255,7 +307,8 @@ impl Deletions {
             return Some(UnixMicros::NONE);
         };
         // The floor also covers cookies of other users, so the differences of clocks do not extend it.
-        if arriving.accepted <= table.floor {
+        let copied = table.copied_floor.filter(|_| arriving.is_delayed);
+        if arriving.accepted <= table.floor.max(copied.unwrap_or_default()) {
             return None;
         }
         let mut latest = table.floor;
@@ -337,7 +390,11 @@ impl Deletions {
     /// Removes deletions that were requested `RETENTION_MICROS` before `now`.
     pub fn remove_old(&self, now: UnixMicros) {
         let before = now.before(RETENTION_MICROS);
-        self.shared.table.lock().remove_until(before);
+        let mut table = self.shared.table.lock();
+        // Older cookies are still copied, and the floor would cover them.
+        if table.copied_floor.is_none() {
+            table.remove_until(before);
+        }
     }
 
     /// The time up to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for
@@ -352,6 +409,11 @@ impl Deletions {
             self.shared.table.lock().until.len(),
             self.shared.entries_max,
         )
+    }
+
+    /// The DSPs in the retry queue.
+    pub fn queued_dsps(&self) -> Vec<DspId> {
+        self.shared.table.lock().queued.keys().copied().collect()
     }
 
     /// Whether the retry queue has cookies of this DSP.

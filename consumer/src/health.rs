@@ -15,7 +15,20 @@ pub struct Health {
     store_down: Mutex<Option<StoreFailure>>,
     /// DSPs whose database fails, with the reason.
     failing_dsps: Mutex<BTreeMap<DspId, String>>,
+    /// The progress of filling this node, if `--copy-from` is set.
+    copy: Mutex<Option<CopyStatus>>,
     producers: Producers,
+}
+
+/// The progress of filling this node from another.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CopyStatus {
+    /// Its state in one line.
+    pub state: String,
+    /// Records received by this process.
+    pub records: u64,
+    /// Approximate part of the cookies that are copied, from 0 to 1.
+    pub ratio: f64,
 }
 
 /// Why the store is down.
@@ -33,6 +46,7 @@ impl Default for Health {
                 needs_restart: false,
             })),
             failing_dsps: Mutex::default(),
+            copy: Mutex::default(),
             producers: Producers::default(),
         }
     }
@@ -84,6 +98,16 @@ impl Health {
         if self.failing_dsps.lock().remove(&dsp_id).is_some() {
             tracing::info!(dsp_id = dsp_id.0, "store available again for a DSP");
         }
+    }
+
+    /// Sets the progress of filling this node.
+    pub fn set_copy(&self, status: CopyStatus) {
+        *self.copy.lock() = Some(status);
+    }
+
+    /// The progress of filling this node, if `--copy-from` is set.
+    pub fn copy(&self) -> Option<CopyStatus> {
+        self.copy.lock().clone()
     }
 
     /// The failing DSPs, with the reason.
@@ -165,13 +189,15 @@ impl Health {
                 Self::describe_disconnected(&snapshot)
             )),
         };
-        vec![
+        let copy = self.copy().map(|it| Component::new("copy", Ok(it.state)));
+        let components = vec![
             Component::new("store", store),
             Component::new("cursors", cursors),
             Component::new("dsps", Ok(self.describe_dsps())),
             Component::new("producers", producers),
             Component::new("confirmations", Self::describe_confirmations(&snapshot)),
-        ]
+        ];
+        components.into_iter().chain(copy).collect()
     }
 }
 

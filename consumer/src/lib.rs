@@ -19,6 +19,7 @@
 //! - [`recovery`] reads what the streams did not deliver from an archive.
 //! - [`health`] is the state behind `/readyz` and `/healthz`.
 //! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
+//! - [`copy`] fills a new node from the store of another.
 //! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
 //!
 //! Only [`app`] uses all of them. Only [`config`] reads the environment.
@@ -52,6 +53,7 @@ pub mod maintenance;
 pub mod maintenance_window;
 
 pub mod cookie_pages;
+pub mod copy;
 pub mod lookup;
 
 pub mod backoff;

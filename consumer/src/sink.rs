@@ -76,6 +76,10 @@ pub struct Sink {
     pub writing: BoxFuture<'static, Result<(), Failure>>,
     /// Runs the retries of queued cookies.
     pub retrying: BoxFuture<'static, ()>,
+    /// Number of records copied from another node that are durable.
+    pub copied: watch::Receiver<u64>,
+    /// Whether the store had neither cookies nor cursors.
+    pub is_new: bool,
 }
 
 impl Sink {
@@ -140,6 +144,7 @@ impl Sink {
             recovery,
         };
         let sink = metrics.sink.clone();
+        let (copied_sender, copied) = watch::channel(0);
         let mut writer = Writer {
             caller: StoreCaller::new(
                 store.cookies.hang_timeout(),
@@ -152,8 +157,10 @@ impl Sink {
             suppression,
             dead_letters,
             retry_queue,
+            copied: copied_sender,
         };
         let loaded = writer.load().await?;
+        let is_new = loaded.cursors.is_empty() && loaded.slots.is_empty();
         health.producers().load(loaded.cursors);
         collector.load(&loaded.slots);
         Ok(Self {
@@ -164,6 +171,8 @@ impl Sink {
                 Some(retrier) => retrier.run(stops.retrier).boxed(),
                 None => stops.retrier.cancelled_owned().boxed(),
             },
+            copied,
+            is_new,
         })
     }
 }

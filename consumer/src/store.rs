@@ -1,7 +1,7 @@
 //! The interface of stores, and its implementations.
 //!
 //! The roles of a [`Store`] are those of its callers: the sink writes [`Cookies`], HTTP requests use [`Lookup`], the retry
-//! queue uses [`Backlog`], and maintenance uses [`Upkeep`].
+//! queue uses [`Backlog`], maintenance uses [`Upkeep`], and nodes that are filled from others use [`Copies`].
 
 pub mod embedded;
 pub mod mongodb;
@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
+    copy::protocol::CopyPage,
     deletions::{Deletions, DspDeletion},
     ledger::LedgerCounts,
 };
@@ -34,16 +35,19 @@ pub struct Store {
     pub backlog: Option<Arc<dyn Backlog>>,
     /// Its maintenance.
     pub upkeep: Arc<dyn Upkeep>,
+    /// Its copies for other nodes.
+    pub copies: Arc<dyn Copies>,
 }
 
 impl Store {
     /// A store with all roles.
-    pub fn with_all_roles(store: impl Cookies + Lookup + Backlog + Upkeep) -> Self {
+    pub fn with_all_roles(store: impl Cookies + Lookup + Backlog + Upkeep + Copies) -> Self {
         let store = Arc::new(store);
         Self {
             cookies: Arc::clone(&store) as _,
             lookup: Arc::clone(&store) as _,
             backlog: Some(Arc::clone(&store) as _),
+            copies: Arc::clone(&store) as _,
             upkeep: store,
         }
     }
@@ -334,6 +338,45 @@ pub trait Lookup: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the store cannot be read.
     async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError>;
+}
+
+/// What a new node reads from the store of another, and the progress of filling this store.
+#[async_trait]
+pub trait Copies: fmt::Debug + Send + Sync + 'static {
+    /// The next cookies of all DSPs, after a bounded number of reads. Positions of another kind of store mean the start. Never
+    /// returns an expired cookie, or one that `deletions` cover.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn cookies_after(
+        &self,
+        position: &str,
+        deletions: &Deletions,
+    ) -> Result<CopyPage, StoreError>;
+
+    /// The next deletions in the store.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn deletions_after(&self, position: &str) -> Result<CopyPage, StoreError>;
+
+    /// Approximate number of cookies in the store. This is cheap.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn approximate_cookies(&self) -> Result<u64, StoreError>;
+
+    /// The progress of filling this store, if it was ever filled from another node.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn copy_state(&self) -> Result<Option<String>, StoreError>;
+
+    /// Stores the progress durably.
+    ///
+    /// # Errors
+    /// When it may not be durable.
+    async fn put_copy_state(&self, state: &str) -> Result<(), StoreError>;
 }
 
 /// The [retry queue](crate::retry_queue) of a store that [defers](WriteOutcome::deferred) cookies.

@@ -41,6 +41,13 @@ metrics! {
     DSP_FAILING gauge "consumer_dsp_failing" by ["dsp"]
         "1 for each of the first 64 DSPs for which the store is failing. `other` is 1 while there are more than 64."
 
+    // Filling this node from another.
+
+    COPIED counter "consumer_copied_total"
+        "Cookies and deletions received from other nodes while this node is filled (--copy-from)."
+    COPIED_RATIO gauge "consumer_copied_ratio"
+        "Approximate part of another node's cookies that this node has copied; 1 if this node is not being filled."
+
     // Per producer.
 
     PRODUCER_CONNECTED gauge "consumer_producer_connected" by ["producer"]

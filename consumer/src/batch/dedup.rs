@@ -16,6 +16,8 @@ pub enum DedupDecision {
     Expired,
     /// Skip it: a deletion covers it.
     Deleted,
+    /// Reject it: another node has sent an impossible time.
+    InvalidTime,
     /// Write it.
     Write {
         /// Whether the store probably has a cookie of its pair.

@@ -16,8 +16,8 @@ use runtime::settings::{
 use super::{
     Config, ProducerUrl, StoreConfig,
     parse::{
-        TTL_MIN, parse_dsp, parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store,
-        parse_time_zone,
+        TTL_MIN, parse_dsp, parse_dsp_ttl, parse_name, parse_node, parse_prefix, parse_producer,
+        parse_store, parse_time_zone,
     },
 };
 use crate::{maintenance_window::Window, store::mongodb, ttl::Ttls};
@@ -46,6 +46,9 @@ pub struct Args {
     /// Store, batches and DSPs.
     #[command(flatten)]
     pub storage: StorageArgs,
+    /// Copies of another node.
+    #[command(flatten)]
+    pub copy: CopyArgs,
     /// TTLs and deduplication.
     #[command(flatten)]
     pub retention: RetentionArgs,
@@ -152,6 +155,30 @@ pub struct StorageArgs {
         value_parser = parse_dsp
     )]
     pub rejected_dsps: Vec<Option<DspId>>,
+}
+
+/// Copies of another node.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "New nodes")]
+pub struct CopyArgs {
+    /// Admin ports of other nodes, in order of preference, from which an empty store is filled (comma-separated)
+    ///
+    /// The consumer reads from the producers meanwhile. After a restart, it continues. A filled store is never filled again.
+    #[arg(long, value_name = "URL", value_delimiter = ',', value_parser = parse_node)]
+    pub copy_from: Vec<Option<ProducerUrl>>,
+
+    /// File with the bearer token for the nodes in --copy-from. If the file contains several tokens, only the first is used
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub copy_token_file: String,
+
+    /// Maximum number of cookies copied per second
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "100000",
+        value_parser = count(1..=100_000_000)
+    )]
+    pub copy_rows_per_second: usize,
 }
 
 /// TTLs and deduplication.
@@ -271,7 +298,7 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port
+    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port, also for --copy-from of new nodes
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub cookies_token_file: String,
 

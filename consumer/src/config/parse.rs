@@ -13,21 +13,34 @@ use crate::store;
 pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
     let invalid =
         || format!("invalid producer URL `{text}`; expected http://host:7676 or https://host:7676");
-    let uri: Uri = text.trim().parse().map_err(|_| invalid())?;
+    parse_url(text, 7676).ok_or_else(invalid)
+}
+
+/// Parses the URL of another node's admin port, which has no TLS; `None` for an empty list item.
+pub(super) fn parse_node(text: &str) -> Result<Option<ProducerUrl>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let node = parse_url(text, 9091).filter(|node| !node.https);
+    node.map(Some)
+        .ok_or_else(|| format!("invalid node URL `{text}`; expected http://host:9091"))
+}
+
+fn parse_url(text: &str, default_port: u16) -> Option<ProducerUrl> {
+    let uri: Uri = text.trim().parse().ok()?;
     let https = match uri.scheme_str() {
         Some("http") => false,
         Some("https") => true,
-        _ => return Err(invalid()),
+        _ => return None,
     };
     if !matches!(uri.path(), "" | "/") {
-        return Err(invalid());
+        return None;
     }
-    let host = uri.host().filter(|host| !host.is_empty());
-    let host = host.ok_or_else(invalid)?;
-    Ok(ProducerUrl {
+    let host = uri.host().filter(|host| !host.is_empty())?;
+    Some(ProducerUrl {
         https,
         host: host.trim_matches(['[', ']']).to_owned(),
-        port: uri.port_u16().unwrap_or(7676),
+        port: uri.port_u16().unwrap_or(default_port),
     })
 }
 

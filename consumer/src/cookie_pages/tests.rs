@@ -60,6 +60,9 @@ impl Node {
             deletions: Deletions::default(),
             producers,
             one: Semaphore::new(1),
+            copies: Arc::clone(&store) as _,
+            one_copy: Semaphore::new(1),
+            process: 7,
         };
         Self {
             dir,
@@ -85,13 +88,17 @@ impl Node {
     }
 
     async fn get(&self, token: &str, query: &str) -> (u16, String) {
-        let uri = format!("{PATH}{query}").parse().unwrap();
-        let value = format!("Bearer {token}").parse().unwrap();
-        let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-        let reply = self.pages.reply(&headers, &uri).await;
+        let reply = self.reply(token, &format!("{PATH}{query}")).await;
         let status = reply.status().as_u16();
         let body = reply.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn reply(&self, token: &str, path: &str) -> Reply {
+        let uri = path.parse().unwrap();
+        let value = format!("Bearer {token}").parse().unwrap();
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+        self.pages.reply(&headers, &uri).await
     }
 
     /// The rows of a page, and its last line.
@@ -292,4 +299,71 @@ async fn time_of_a_page_is_that_of_the_slowest_producer() {
     node.receive(6, minutes_ago(2));
     node.commit(5);
     assert_eq!(as_of(&node).await, received.0 / 1000);
+}
+
+#[tokio::test]
+async fn node_that_is_filled_reads_all_cookies_and_deletions_in_pages() {
+    let users = crate::copy::protocol::PAGE_RECORDS_MAX / 3 + 10;
+    let ([node, _], accepted) = two_nodes(users).await;
+    let old: Vec<String> = (0..20_000).map(|user| format!("gone-{user:05}")).collect();
+    for users in old.chunks(5_000) {
+        let deletions: Vec<_> = users.iter().map(|user| (&**user, 0, "")).collect();
+        node.write(accepted, &deletions).await;
+    }
+    node.pages
+        .deletions
+        .add(&crate::deletions::Deletion::floor(UnixMicros(5)));
+    for (path, expected) in [(COOKIES_PATH, users * 3), (DELETIONS_PATH, old.len())] {
+        let (mut records, mut next) = (Vec::new(), Some(String::new()));
+        let mut pages = 0;
+        while let Some(position) = next {
+            let reply = node.reply(TOKEN, &format!("{path}?next={position}")).await;
+            assert_eq!(reply.status(), 200);
+            assert_eq!(reply.headers()[FLOOR_HEADER], "5");
+            let header = reply.headers().get(NEXT_HEADER);
+            next = header.map(|next| next.to_str().unwrap().to_owned());
+            let body = reply.into_body().collect().await.unwrap().to_bytes();
+            for chunk in crate::copy::protocol::decode(&body).unwrap() {
+                for record in chunk.records() {
+                    let record = record.unwrap();
+                    assert_eq!(record.accepted(chunk.header().accepted), accepted);
+                    records.push(format!("{:?}", record.with_age(0)));
+                }
+            }
+            pages += 1;
+        }
+        assert!(pages > 1);
+        records.sort();
+        records.dedup();
+        assert_eq!(records.len(), expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn node_with_missing_records_is_not_copied() {
+    let mut node = Node::start().await;
+    let status = async |node: &Node, token, path| node.reply(token, path).await.status().as_u16();
+    for path in [COOKIES_PATH, DELETIONS_PATH] {
+        assert_eq!(status(&node, TOKEN, path).await, 200);
+        assert_eq!(status(&node, "another-token-16b", path).await, 401);
+        node.pages.deletions.begin_copy();
+        assert_eq!(status(&node, TOKEN, path).await, 503, "it is being filled");
+        node.pages.deletions.end_copy();
+        node.pages
+            .deletions
+            .set_queued([(DspId(7), None)].into(), 1);
+        assert_eq!(status(&node, TOKEN, path).await, 503, "a DSP is queued");
+        node.pages.deletions.set_queued([].into(), 1);
+    }
+    assert_eq!(status(&node, TOKEN, "/v1/cookies/elsewhere").await, 404);
+    assert_eq!(
+        status(&node, TOKEN, &format!("{COOKIES_PATH}?next=%ff")).await,
+        400
+    );
+    node.receive(9, clock::now());
+    node.commit(9);
+    let state = node.reply(TOKEN, NODE_PATH).await.into_body();
+    let state = state.collect().await.unwrap().to_bytes();
+    let state: NodeState = serde_json::from_slice(&state).unwrap();
+    assert_eq!((state.process, &state.durable["p"]), (7, &(7, 9)));
 }

@@ -194,3 +194,36 @@ fn job_of_a_dsp_continues_until_it_is_finished_also_after_a_restart() {
     assert_eq!(table.jobs(), [job(3, 50)]);
     check(&table, "u", 2, 60);
 }
+
+#[test]
+fn floor_of_another_node_covers_only_delayed_cookies_of_streams_until_the_copy_ends() {
+    let table = table(&[deletion("u", 1, 10)]);
+    let producer: Arc<str> = "p".into();
+    let admits = |accepted, is_delayed| {
+        let arriving = Arriving {
+            producer: &producer,
+            offset: None,
+            accepted: UnixMicros(accepted),
+            is_delayed,
+        };
+        table.admit(b"v", DspId(1), &arriving).is_some()
+    };
+    table.begin_copy();
+    assert!(table.is_copying() && admits(5, false));
+    assert!(!admits(u64::MAX - 1, true), "the floor is unknown");
+    table.raise_copied_floor(UnixMicros(50));
+    // A second node has a lower floor.
+    table.raise_copied_floor(UnixMicros(40));
+    assert!(!admits(50, true) && admits(51, true));
+    // Copied cookies are compared with the deletions only, which stay in the table.
+    check(&table, "v", 1, 0);
+    table.remove_old(UnixMicros(RETENTION_MICROS + 10));
+    check(&table, "u", 1, 10);
+    table.add_copied(&deletion("u", 1, 9));
+    check(&table, "u", 1, 10);
+    table.add_copied(&deletion("u", 1, 11));
+    check(&table, "u", 1, 11);
+    table.end_copy();
+    assert!(!table.is_copying() && !admits(50, false) && admits(51, false));
+    check(&table, "v", 1, 50);
+}

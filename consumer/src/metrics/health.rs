@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metric_defs::consumer;
 use prometheus::Result;
 use proto::units::DspId;
-use runtime::metrics::{Registry, family, value};
+use runtime::metrics::{self, Registry, family, value};
 
 use crate::health::Health;
 
@@ -27,7 +27,12 @@ pub fn register(registry: &Registry, health: Arc<Health>) -> Result<()> {
         let as_f64 = |is: bool| f64::from(u8::from(is));
         let other = (["other"], as_f64(failing.len() > FAILING_MAX));
         let dsps = named.iter().map(|dsp_id| ([&**dsp_id], 1.0));
+        let copy = health.copy();
+        let copied = copy.as_ref().map_or(0, |it| it.records);
+        let ratio = copy.map_or(1.0, |it| it.ratio);
         vec![
+            value(consumer::COPIED, metrics::as_f64(copied)),
+            value(consumer::COPIED_RATIO, ratio),
             value(consumer::STORE_UP, as_f64(health.store_down().is_none())),
             family(consumer::DSP_FAILING, dsps.chain([other])),
         ]

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use proto::{
+    limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS},
     units::{DspId, UnixMicros},
     wire::ChunkRef,
 };
@@ -62,6 +63,17 @@ pub(super) struct Collector {
     pub(super) recovery: Intake,
 }
 
+/// Where a chunk comes from.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// The stream of its producer.
+    Stream,
+    /// The archive.
+    Archive,
+    /// Another node; with the number of copied records up to its end.
+    Node(u64),
+}
+
 /// Rejects expired cookies and cookies of DSPs that are not accepted, and suppresses duplicates.
 struct AdmissionFilter<'a> {
     slots: &'a mut DspSlots,
@@ -78,6 +90,8 @@ struct AdmissionFilter<'a> {
     /// Time of the chunk, and the maximum to which it is clamped.
     accepted: UnixMicros,
     accepted_max: UnixMicros,
+    /// Whether the chunk was copied from another node.
+    is_copied: bool,
 }
 
 impl<'a> AdmissionFilter<'a> {
@@ -114,15 +128,28 @@ impl DedupFilter for AdmissionFilter<'_> {
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision {
-        let arriving = self.arriving(cookie);
-        let admitted = self
-            .deletions
-            .admit(cookie.user_id, cookie.dsp_id, &arriving);
-        let Some(deleted) = admitted else {
-            return DedupDecision::Deleted;
+        let deleted = if self.is_copied {
+            let age = self.accepted.since(cookie.accepted);
+            if cookie.accepted > self.accepted_max || age >= AGE_MICROS_MAX {
+                return DedupDecision::InvalidTime;
+            }
+            let deleted = self.deletions.until(cookie.user_id, cookie.dsp_id);
+            if cookie.accepted <= deleted {
+                return DedupDecision::Deleted;
+            }
+            deleted
+        } else {
+            let arriving = self.arriving(cookie);
+            let admitted = self
+                .deletions
+                .admit(cookie.user_id, cookie.dsp_id, &arriving);
+            let Some(deleted) = admitted else {
+                return DedupDecision::Deleted;
+            };
+            let accepted = cookie.accepted;
+            cookie.accepted = self.deletions.time_after(deleted, &arriving, accepted);
+            deleted
         };
-        let accepted = cookie.accepted;
-        cookie.accepted = self.deletions.time_after(deleted, &arriving, accepted);
         if cookie.accepted < self.ttls.expired_before(cookie.dsp_id, self.now) {
             DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
@@ -135,6 +162,12 @@ impl DedupFilter for AdmissionFilter<'_> {
 
     /// Extends the deletion to the latest time of a cookie that any producer accepted before it.
     fn delete(&mut self, deletion: &mut Deletion) {
+        if self.is_copied {
+            let latest = self.accepted_max.after(DELETION_HORIZON_MICROS);
+            deletion.until = deletion.until.min(latest);
+            self.deletions.add_copied(deletion);
+            return;
+        }
         let request = self.request(deletion);
         let requested = deletion.until;
         let latest = self.producers.latest_anywhere(self.producer, requested);
@@ -204,7 +237,10 @@ impl Collector {
 
     fn add(&mut self, batch: &mut Batch, item: Item) {
         match item {
-            Item::Chunk(producer, chunk) => self.push(batch, &producer, &chunk, false),
+            Item::Chunk(producer, chunk) => self.push(batch, &producer, &chunk, Source::Stream),
+            Item::Copied(chunk, copied) => {
+                self.push(batch, &Arc::default(), &chunk, Source::Node(copied));
+            }
             Item::Cursor(cursor) => batch.advance(&cursor),
             Item::Hole(hole, cursor) => {
                 self.recovery.open(hole);
@@ -222,7 +258,7 @@ impl Collector {
         match recovered {
             Recovered::Chunk(producer, chunk) => {
                 self.metrics.ledger.received(chunk.header().count.into());
-                self.push(batch, &producer, &chunk, true);
+                self.push(batch, &producer, &chunk, Source::Archive);
             }
             Recovered::Closed(id) => self.recovery.close(id, batch),
             Recovered::Advanced(before, after) => {
@@ -235,17 +271,12 @@ impl Collector {
     }
 
     /// Adds the cookies of a chunk. Only a chunk of a stream advances the cursor.
-    fn push(
-        &mut self,
-        batch: &mut Batch,
-        producer: &Arc<str>,
-        chunk: &ChunkRef,
-        is_recovered: bool,
-    ) {
+    fn push(&mut self, batch: &mut Batch, producer: &Arc<str>, chunk: &ChunkRef, source: Source) {
         let (now, at) = (clock::now(), Instant::now());
         let latest = self.clock.steady(now, at).after(CLOCK_AHEAD_MICROS_MAX);
         let header = chunk.header();
-        if header.accepted > latest {
+        let is_copied = matches!(source, Source::Node(_));
+        if header.accepted > latest && !is_copied {
             self.metrics.clock_clamped.inc_by(header.count.into());
         }
         let mut suppression = self.suppression.lock();
@@ -262,11 +293,12 @@ impl Collector {
             offset: self.producers.clock_offset(producer),
             accepted: header.accepted,
             accepted_max: latest,
+            is_copied,
         };
-        if is_recovered {
-            batch.push_recovered(chunk, latest, &mut filter);
-        } else {
-            batch.push_filtered(producer, chunk, latest, &mut filter);
+        match source {
+            Source::Stream => batch.push_filtered(producer, chunk, latest, &mut filter),
+            Source::Archive => batch.push_recovered(chunk, latest, &mut filter),
+            Source::Node(copied) => batch.push_copied(chunk, copied, &mut filter),
         }
     }
 
@@ -295,7 +327,7 @@ impl Collector {
     fn skip_buffered(&self, buffer: &mut BufferReader) {
         let mut cookies = 0;
         while let Some(item) = buffer.try_pop() {
-            if let Item::Chunk(_, chunk) = item {
+            if let Item::Chunk(_, chunk) | Item::Copied(chunk, _) = item {
                 cookies += u64::from(chunk.header().count);
             }
         }
@@ -355,6 +387,7 @@ mod tests {
                 offset: None,
                 accepted: after(seconds),
                 accepted_max: UnixMicros::MAX,
+                is_copied: false,
             };
             let chunk = chunk(1, after(seconds).0, &[("u", 1, "b")]);
             batch.push_filtered(&"p".into(), &chunk, UnixMicros::MAX, &mut filter);
@@ -423,6 +456,7 @@ mod tests {
                 offset: self.producers.clock_offset(&producer),
                 accepted,
                 accepted_max: self.now.after(CLOCK_AHEAD_MICROS_MAX),
+                is_copied: false,
             };
             let mut batch = empty(BatchId(0));
             let chunk = chunk(1, accepted.0, &[("u", 1, buyer_uid)]);

@@ -92,6 +92,7 @@ fn writer(
         suppression,
         dead_letters,
         retry_queue: RetryQueue::new(BTreeSet::new(), Deletions::default(), metrics.sink.clone()),
+        copied: watch::Sender::new(0),
     }
 }
 

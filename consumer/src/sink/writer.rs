@@ -8,7 +8,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, watch},
     task::yield_now,
     time::{Instant, timeout},
 };
@@ -38,6 +38,8 @@ pub(crate) struct Writer {
     pub(super) suppression: Arc<Mutex<Suppression>>,
     pub(super) dead_letters: DeadLetters,
     pub(super) retry_queue: RetryQueue,
+    /// Number of records copied from another node that are durable.
+    pub(super) copied: watch::Sender<u64>,
 }
 
 /// Result of the first write attempt; `None` if there was no attempt or its result cannot be used.
@@ -281,6 +283,9 @@ impl Writer {
             .record_commit(batch.cursors());
         if !batch.deletions().is_empty() {
             deletions.notify();
+        }
+        if batch.copied() > 0 {
+            self.copied.send_replace(batch.copied());
         }
         for end in batch.completed_epochs() {
             metrics.producer_drains.inc();

@@ -17,6 +17,7 @@
 //! lookups omit them. The store never starts a full ("major") compaction, which would block all other compactions and, after
 //! four flushes, the writers. So it ignores the compaction window.
 
+mod copies;
 mod expiry;
 mod page;
 mod recent;
@@ -203,6 +204,7 @@ impl From<EmbeddedStore> for Store {
             cookies: Arc::clone(&store) as _,
             lookup: Arc::clone(&store) as _,
             backlog: None,
+            copies: Arc::clone(&store) as _,
             upkeep: store,
         }
     }

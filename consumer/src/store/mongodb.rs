@@ -30,6 +30,7 @@ mod collection;
 mod commit_times;
 mod connection;
 mod cookies;
+mod copies;
 mod databases;
 mod documents;
 mod error_class;

@@ -6,6 +6,7 @@
 mod archive;
 mod browser;
 mod clock_jumps;
+mod copies;
 mod deletions;
 mod documents;
 mod edge;

@@ -131,6 +131,7 @@ impl VaryingFilter {
             0 => DedupDecision::Suppress,
             1 => DedupDecision::Stale,
             5 => DedupDecision::NoDspSlot,
+            6 => DedupDecision::InvalidTime,
             other => DedupDecision::Write {
                 is_known: other == 2,
             },
@@ -188,7 +189,7 @@ impl Model {
                 DedupDecision::Write { is_known: false }
             };
             match (sent.malformed, decision) {
-                (Some(_), _) => self.counts.malformed += 1,
+                (Some(_), _) | (None, DedupDecision::InvalidTime) => self.counts.malformed += 1,
                 (None, DedupDecision::Suppress) => self.counts.suppressed += 1,
                 (None, DedupDecision::Stale) => self.counts.stale += 1,
                 (None, DedupDecision::NoDspSlot) => self.counts.no_dsp_slot += 1,

@@ -18,6 +18,8 @@ pub(super) const NEWEST_KEY: &[u8] = b"newest";
 pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
+/// The key of the progress of filling this store from another node.
+pub(super) const COPY_KEY: &[u8] = b"copy";
 pub(super) const DELETION_PREFIX: &[u8] = b"deletion/";
 /// Prefix of the keys of DSP slots. Like the other keys, it is part of the on-disk format.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";

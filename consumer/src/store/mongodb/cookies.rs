@@ -71,6 +71,8 @@ impl Cookies for MongodbStore {
         self.check_cursors_kept(batch).await?;
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
+        } else if batch.copied() > 0 {
+            self.journal(connection).await?;
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {

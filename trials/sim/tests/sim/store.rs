@@ -19,10 +19,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use consumer::{
     batch::Batch,
+    copy::protocol::CopyPage,
     deletions::{Deletions, DspDeletion},
     store::{
-        Backlog, Compaction, Cookies, Expiry, ExpiryResult, FullRetryEntry, Lookup, LookupResult,
-        Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep, WriteOutcome,
+        Backlog, Compaction, Cookies, Copies, Expiry, ExpiryResult, FullRetryEntry, Lookup,
+        LookupResult, Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep,
+        WriteOutcome,
     },
 };
 use proto::units::{DspId, UnixMicros};
@@ -285,6 +287,30 @@ impl Cookies for SimStore {
 
     fn hang_timeout(&self) -> Option<Duration> {
         None
+    }
+}
+
+/// Simulated nodes copy no others.
+#[async_trait]
+impl Copies for SimStore {
+    async fn cookies_after(&self, _: &str, _: &Deletions) -> Result<CopyPage, StoreError> {
+        Ok(CopyPage::default())
+    }
+
+    async fn deletions_after(&self, _: &str) -> Result<CopyPage, StoreError> {
+        Ok(CopyPage::default())
+    }
+
+    async fn approximate_cookies(&self) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn copy_state(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+
+    async fn put_copy_state(&self, _: &str) -> Result<(), StoreError> {
+        Ok(())
     }
 }
 

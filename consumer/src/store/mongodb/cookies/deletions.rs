@@ -95,7 +95,7 @@ fn id(deletion: &Deletion) -> Document {
     doc! { "u": String::from_utf8_lossy(user_id).into_owned(), "d": i64::from(dsp_id.0) }
 }
 
-fn decode(document: &Document) -> Option<StoredDeletion> {
+pub(in super::super) fn decode(document: &Document) -> Option<StoredDeletion> {
     let id = document.get_document("_id").ok()?;
     let until = number(document.get("t")?)?;
     let done = document.get("done").and_then(number).unwrap_or_default();
