@@ -96,15 +96,11 @@ impl Settings for Args {
 
 impl ArchiveArgs {
     fn check(&self, errors: &mut ConfigErrors, name: &str) -> Option<recovery::Nats> {
-        if !self.archive.is_empty() {
-            return recovery::Nats::check(errors, &self.archive, &self.tls, name);
+        if self.archive.is_empty() {
+            self.tls.check_unused(errors);
+            return None;
         }
-        let tls = &self.tls;
-        let files = [&tls.nats_tls_ca, &tls.nats_tls_cert, &tls.nats_tls_key];
-        if files.iter().any(|file| !file.is_empty()) {
-            errors.add("--nats-tls-…: has no effect without --archive");
-        }
-        None
+        recovery::Nats::check(errors, &self.archive, &self.tls, name)
     }
 }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use prometheus::Histogram;
 use proto::{archive::Origin, v1::EpochEnd};
-use runtime::metrics::Registry;
+use runtime::{connect::ArchiveError, metrics::Registry};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::groups::{Group, Groups};
@@ -51,24 +51,13 @@ pub struct Message {
     pub payload: Bytes,
 }
 
-/// Why a message is not acknowledged.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PublishError {
-    /// The archive is unavailable. The message may be stored.
-    #[error("{0}")]
-    Unavailable(String),
-    /// Somebody must change a setting.
-    #[error("{0}")]
-    Refused(String),
-}
-
 /// Publishes messages; connects when necessary.
 pub trait Publisher: Send + 'static {
     /// Publishes a message, and returns when the archive has stored it.
     fn publish(
         &mut self,
         message: &Message,
-    ) -> impl Future<Output = Result<(), PublishError>> + Send;
+    ) -> impl Future<Output = Result<(), ArchiveError>> + Send;
 }
 
 /// Publishes a log.
@@ -146,8 +135,8 @@ impl Archiver {
             };
             self.status.failed(&error, began.elapsed());
             sleep(match error {
-                PublishError::Refused(_) => REFUSED_RETRY,
-                PublishError::Unavailable(_) => delay.mul_f64(0.5 + fastrand::f64() / 2.0),
+                ArchiveError::Refused(_) => REFUSED_RETRY,
+                ArchiveError::Unavailable(_) => delay.mul_f64(0.5 + fastrand::f64() / 2.0),
             })
             .await;
             delay = (delay * 2).min(RETRY_MAX);

@@ -11,6 +11,17 @@ use crate::listen::ByteStream;
 
 pub use connector::Connector;
 
+/// Why an archive cannot be read or written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArchiveError {
+    /// It does not respond. A message that was sent may be stored.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Somebody must change a setting.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// The future of a [`Network`] operation.
 pub type NetworkFuture<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
 

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use async_trait::async_trait;
 use bytes::Bytes;
 use proto::units::UnixMicros;
+pub use runtime::connect::ArchiveError;
 
 /// A message of an archive.
 #[derive(Debug, Clone)]
@@ -26,17 +27,6 @@ pub struct Info {
     pub newest: Option<UnixMicros>,
     /// Whether it is a copy of another archive, which may be some minutes behind.
     pub is_copy: bool,
-}
-
-/// Why an archive cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ArchiveError {
-    /// It does not respond.
-    #[error("{0}")]
-    Unavailable(String),
-    /// It does not permit reading, or its configuration is not usable.
-    #[error("{0}")]
-    Refused(String),
 }
 
 /// An archive of all producers. Its implementation connects when needed, and limits the time of each call.

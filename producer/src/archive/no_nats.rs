@@ -2,7 +2,7 @@
 
 use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
 
-use super::{Message, PublishError, Publisher};
+use super::{ArchiveError, Message, Publisher};
 
 /// Never exists.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ impl Nats {
 }
 
 impl Publisher for Nats {
-    async fn publish(&mut self, _message: &Message) -> Result<(), PublishError> {
+    async fn publish(&mut self, _message: &Message) -> Result<(), ArchiveError> {
         match *self {}
     }
 }

@@ -4,9 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use metric_defs::producer;
 use parking_lot::Mutex;
-use runtime::metrics::{Family, as_f64, family};
+use runtime::{
+    connect::ArchiveError,
+    metrics::{Family, as_f64, family},
+};
 
-use super::PublishError;
 use crate::log::Stats;
 
 /// Time without an acknowledgement after which the archive is stalled.
@@ -73,11 +75,11 @@ impl Status {
     }
 
     /// Records a failed attempt to publish a message, `since` the first one.
-    pub(super) fn failed(&self, error: &PublishError, since: Duration) {
+    pub(super) fn failed(&self, error: &ArchiveError, since: Duration) {
         let state = match error {
-            PublishError::Refused(_) => State::Refused,
-            PublishError::Unavailable(_) if since >= STALLED_AFTER => State::Stalled,
-            PublishError::Unavailable(_) => State::Connecting,
+            ArchiveError::Refused(_) => State::Refused,
+            ArchiveError::Unavailable(_) if since >= STALLED_AFTER => State::Stalled,
+            ArchiveError::Unavailable(_) => State::Connecting,
         };
         let error = error.to_string().chars().take(ERROR_CHARS_MAX).collect();
         self.change(state, error, |it| it.retries += 1);
@@ -163,7 +165,7 @@ mod tests {
     fn errors_are_shortened() {
         let status = Status::default();
         status.begin();
-        let error = PublishError::Refused("é".repeat(100_000));
+        let error = ArchiveError::Refused("é".repeat(100_000));
         status.failed(&error, Duration::ZERO);
         let text = status.describe().unwrap();
         assert_eq!(text.chars().count(), "refused: ".len() + ERROR_CHARS_MAX);

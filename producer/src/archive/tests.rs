@@ -34,7 +34,7 @@ struct Archive {
 }
 
 impl Publisher for Archive {
-    async fn publish(&mut self, message: &Message) -> Result<(), PublishError> {
+    async fn publish(&mut self, message: &Message) -> Result<(), ArchiveError> {
         sleep(Duration::from_millis(self.rng.u64(1..20))).await;
         let mut stored = self.stored.lock();
         stored.attempts += 1;
@@ -48,8 +48,8 @@ impl Publisher for Archive {
         }
         match (has_failed, self.rng.u8(..5)) {
             (false, _) => Ok(()),
-            (true, 0) => Err(PublishError::Refused("full".to_owned())),
-            (true, _) => Err(PublishError::Unavailable("away".to_owned())),
+            (true, 0) => Err(ArchiveError::Refused("full".to_owned())),
+            (true, _) => Err(ArchiveError::Unavailable("away".to_owned())),
         }
     }
 }

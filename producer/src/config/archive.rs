@@ -44,15 +44,11 @@ pub struct ArchiveConfig {
 impl ArchiveArgs {
     /// Adds all errors to `errors`.
     pub(super) fn check(self, errors: &mut ConfigErrors, chunk_bytes: usize) -> ArchiveConfig {
-        let tls = &self.tls;
         let nats = if self.archive.is_empty() {
-            let files = [&tls.nats_tls_ca, &tls.nats_tls_cert, &tls.nats_tls_key];
-            if files.iter().any(|file| !file.is_empty()) {
-                errors.add("--nats-tls-…: has no effect without --archive");
-            }
+            self.tls.check_unused(errors);
             None
         } else {
-            Nats::check(errors, &self.archive, tls, chunk_bytes)
+            Nats::check(errors, &self.archive, &self.tls, chunk_bytes)
         };
         ArchiveConfig {
             nats,

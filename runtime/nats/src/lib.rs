@@ -3,6 +3,8 @@
 //!
 //! `async-nats` ignores credentials in URLs. They are removed from the URLs, so that its messages do not contain them.
 
+mod stream;
+
 use std::{fmt, fs::File, time::Duration};
 
 use async_nats::{Client, ConnectError, ConnectOptions, ServerAddr};
@@ -13,6 +15,8 @@ use runtime::{
     settings::ConfigErrors,
 };
 use url::Url;
+
+pub use self::stream::{Connection, StreamUrl};
 
 /// Credentials in a URL.
 #[derive(Clone, PartialEq, Eq)]

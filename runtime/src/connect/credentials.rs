@@ -56,6 +56,16 @@ pub struct NatsTlsArgs {
     pub nats_tls_key: String,
 }
 
+impl NatsTlsArgs {
+    /// Records an error if a file is set although there is no NATS server.
+    pub fn check_unused(&self, errors: &mut ConfigErrors) {
+        let files = [&self.nats_tls_ca, &self.nats_tls_cert, &self.nats_tls_key];
+        if files.iter().any(|file| !file.is_empty()) {
+            errors.add("--nats-tls-…: has no effect without --archive");
+        }
+    }
+}
+
 /// Credentials and trust of a client. The files are reloaded when they change.
 #[derive(Debug, Clone, Default)]
 pub struct Security {

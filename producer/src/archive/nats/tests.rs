@@ -1,6 +1,9 @@
 //! Against a server that answers as the test decides.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use async_nats::jetstream::stream::Config;
 use bytes::Bytes;
@@ -78,7 +81,7 @@ async fn serve(connection: TcpStream, responses: Responses) -> Option<()> {
 }
 
 /// Publishes a message twice to a server with these responses. Returns the results, and the number of connections.
-async fn publish(responses: Responses) -> ([Result<(), PublishError>; 2], usize) {
+async fn publish(responses: Responses) -> ([Result<(), ArchiveError>; 2], usize) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("nats://{}/COOKIES", listener.local_addr().unwrap());
     let connections = Arc::new(AtomicUsize::new(0));
@@ -102,8 +105,8 @@ async fn publish(responses: Responses) -> ([Result<(), PublishError>; 2], usize)
     (results, connections.load(Relaxed))
 }
 
-fn unavailable(error: &str) -> Result<(), PublishError> {
-    Err(Unavailable(error.to_owned()))
+fn unavailable(error: &str) -> Result<(), ArchiveError> {
+    Err(ArchiveError::Unavailable(error.to_owned()))
 }
 
 #[tokio::test]
@@ -139,7 +142,10 @@ async fn missing_stream_is_refused_but_not_a_temporary_error() {
         result.unwrap_err()
     };
     assert!(matches!(publish_to(404, 10059).await, Refused(_)));
-    assert!(matches!(publish_to(503, 10008).await, Unavailable(_)));
+    assert!(matches!(
+        publish_to(503, 10008).await,
+        ArchiveError::Unavailable(_)
+    ));
 }
 
 #[tokio::test]
