@@ -112,7 +112,19 @@ impl Intake {
         let (id, cookies) = (HoleId(self.found), hole.cookies());
         if !self.status.open(id, &hole, cookies) {
             self.metrics.add_unrecovered(&Counts::unavailable(cookies));
-            tracing::debug!(%hole, cookies, "cookies lost; too many holes are being recovered");
+            let (producer, epoch, (first, last)) = (
+                &*hole.producer,
+                hole.epoch.0,
+                hole.range.clone().into_inner(),
+            );
+            tracing::debug!(
+                producer,
+                epoch,
+                first,
+                last,
+                lost = cookies,
+                "hole not recovered, because too many others are open"
+            );
             if let Some(restart) = &hole.restart {
                 restart.report(&self.metrics, 0);
             }

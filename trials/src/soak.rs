@@ -67,7 +67,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Report> {
     // The log of a consumer has its exact losses.
     let log = [
         "--log-format=json",
-        "--log-filter=info,consumer::subscription=debug",
+        "--log-filter=info,consumer::subscription=debug,consumer::recovery=debug",
     ];
     cluster.consumer_arg.extend(log.map(str::to_owned));
     let seed = args.drive.seed();

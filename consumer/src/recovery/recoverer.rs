@@ -356,12 +356,27 @@ impl Io {
 }
 
 fn log_closed(hole: &Hole, counts: &Counts, logged: &mut Option<Instant>) {
+    let (producer, epoch) = (&*hole.producer, hole.epoch.0);
+    // After a restart, `last` is the maximum.
+    let (first, last) = hole.range.clone().into_inner();
     let (recovered, lost) = (counts.recovered, counts.lost());
     let [not_archived, expired, too_old, unavailable] = counts.lost;
     let is_due = logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
     macro_rules! log {
         ($level:ident, $message:literal) => {
-            tracing::$level!(%hole, recovered, lost, not_archived, expired, too_old, unavailable, $message)
+            tracing::$level!(
+                producer,
+                epoch,
+                first,
+                last,
+                recovered,
+                lost,
+                not_archived,
+                expired,
+                too_old,
+                unavailable,
+                $message
+            )
         };
     }
     match (is_due, lost) {

@@ -93,7 +93,11 @@ impl ReportedLoss {
             return None;
         }
         let (first, last, kind) = match (line.first, line.last) {
-            (Some(first), Some(last)) if line.message.starts_with("gap: ") => {
+            // With an archive, only what it does not have is lost.
+            (Some(first), Some(last))
+                if line.message.starts_with("gap: cookies lost")
+                    || line.message.starts_with("hole ") =>
+            {
                 (first, last, LossKind::Gap)
             }
             _ if line.message.starts_with("producer restarted")
@@ -283,6 +287,26 @@ mod tests {
             .map(|it| (it.first, it.last, it.cookies, it.kind))
             .collect();
         assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn with_an_archive_only_what_it_does_not_have_is_lost() {
+        let line = |message: &str, lost: u64| {
+            let line = serde_json::json!({
+                "message": message, "producer": "p", "epoch": 70, "first": 5, "last": 15, "lost": lost,
+            });
+            line.to_string()
+        };
+        let log = [
+            line("gap: reading its cookies from the archive", 11),
+            line("hole closed; all its cookies are recovered", 0),
+        ];
+        check_all(&log, &[]);
+        let log = [
+            line("gap: reading its cookies from the archive", 11),
+            line("hole closed; some of its cookies are lost", 4),
+        ];
+        check_all(&log, &[(5, 15, Some(4), LossKind::Gap)]);
     }
 
     #[test]
