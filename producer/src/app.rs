@@ -189,7 +189,12 @@ impl App {
         let subscribers =
             Subscribers::new(retention.subscriber_retention, config.limits.subscribers);
         let queue_cookies_max = retention.queue_cookies as u64;
-        let archive = archive::Status::default();
+        let archive = config
+            .archive
+            .nats
+            .as_ref()
+            .map(|_| archive::Status::begin());
+        let archive = archive.unwrap_or_default();
         metrics::register(
             &registry,
             &log,

@@ -114,7 +114,6 @@ impl Archiver {
 
     /// Publishes everything in the log; returns when the log is closed and its end is acknowledged.
     pub async fn run(mut self, mut publisher: impl Publisher) {
-        self.status.begin();
         let mut next = Instant::now();
         while let Some(group) = self.groups.next().await {
             sleep_until(next).await;

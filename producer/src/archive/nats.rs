@@ -27,6 +27,7 @@ pub struct Nats {
     url: StreamUrl,
     payload_bytes: usize,
     connection: Option<Connection>,
+    has_connected: bool,
 }
 
 impl Nats {
@@ -41,11 +42,12 @@ impl Nats {
             url: StreamUrl::check(errors, url, tls)?,
             payload_bytes: GROUP_BYTES_MAX.max(chunk_bytes) + OVERHEAD_BYTES,
             connection: None,
+            has_connected: false,
         })
     }
 
     /// Connects, and checks the settings of the server and the stream.
-    async fn connect(&self) -> Result<Connection, ArchiveError> {
+    async fn connect(&mut self) -> Result<Connection, ArchiveError> {
         let connection = self.url.connect("producer").await?;
         let (max, needed) = (connection.max_payload, self.payload_bytes);
         if max < needed {
@@ -53,7 +55,12 @@ impl Nats {
                 "max_payload of the NATS server is {max} bytes; set it to at least {needed}"
             )));
         }
-        check_stream(&self.url.name, &connection.stream.cached_info().config)?;
+        let config = &connection.stream.cached_info().config;
+        check_stream(&self.url.name, config)?;
+        if !self.has_connected {
+            warn_of_unusual_settings(&self.url.name, config);
+        }
+        self.has_connected = true;
         Ok(connection)
     }
 
@@ -91,12 +98,20 @@ fn check_stream(name: &str, config: &Config) -> Result<(), ArchiveError> {
         Some("needs retention limits".to_owned())
     } else if config.discard != DiscardPolicy::Old {
         Some("needs discard old".to_owned())
+    } else if config.max_messages_per_subject > 0 {
+        Some("must not limit messages per subject".to_owned())
+    } else if config.no_ack || config.sealed {
+        Some("must acknowledge messages".to_owned())
     } else {
         None
     };
     if let Some(reason) = unsuitable {
         return Err(Refused(format!("stream {name} {reason}")));
     }
+    Ok(())
+}
+
+fn warn_of_unusual_settings(name: &str, config: &Config) {
     let warnings = [
         (
             config.storage == StorageType::Memory,
@@ -114,7 +129,6 @@ fn check_stream(name: &str, config: &Config) -> Result<(), ArchiveError> {
     for (_, warning) in warnings.into_iter().filter(|(applies, _)| *applies) {
         tracing::warn!(stream = %name, "the archive's stream {warning}");
     }
-    Ok(())
 }
 
 impl Publisher for Nats {

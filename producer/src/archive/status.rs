@@ -64,14 +64,15 @@ impl State {
 }
 
 impl Status {
-    pub(super) fn begin(&self) {
-        *self.0.lock() = Some(Progress {
+    /// The status of an archive without messages.
+    pub fn begin() -> Self {
+        Self(Arc::new(Mutex::new(Some(Progress {
             state: State::Connecting,
             error: String::new(),
             archived: 0,
             lost: 0,
             retries: 0,
-        });
+        }))))
     }
 
     /// Records a failed attempt to publish a message, `since` the first one.
@@ -163,8 +164,7 @@ mod tests {
 
     #[test]
     fn errors_are_shortened() {
-        let status = Status::default();
-        status.begin();
+        let status = Status::begin();
         let error = ArchiveError::Refused("é".repeat(100_000));
         status.failed(&error, Duration::ZERO);
         let text = status.describe().unwrap();

@@ -123,11 +123,17 @@ impl Connection {
         request: impl Future<Output = Result<T, E>> + Send,
     ) -> Result<T, ArchiveError> {
         let response = self.lost.run_until_cancelled(request).await;
-        let response = response.ok_or_else(connection_lost)?;
-        response.map_err(|error| {
-            let error: async_nats::Error = error.into();
-            failure(&self.server_error, format!("{what}: {error}"))
-        })
+        match response.ok_or_else(connection_lost)? {
+            Ok(response) => {
+                // Errors before a response were of something else.
+                *self.server_error.lock() = None;
+                Ok(response)
+            }
+            Err(error) => {
+                let error: async_nats::Error = error.into();
+                Err(failure(&self.server_error, format!("{what}: {error}")))
+            }
+        }
     }
 }
 
