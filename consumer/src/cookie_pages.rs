@@ -148,6 +148,7 @@ impl CookiePages {
         });
         NodeState {
             process: self.process,
+            order: self.copies.order().to_owned(),
             cookies,
             deletions: self.deletions.size().0,
             durable: durable.collect(),

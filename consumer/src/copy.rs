@@ -16,23 +16,19 @@
 //! Memory: two pages, and [`IN_FLIGHT_RECORDS`] that are not yet durable. This also limits the delay of cookies from producers,
 //! which share the buffer.
 
+mod begin;
 mod client;
+mod progress;
 pub mod protocol;
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures_util::future::BoxFuture;
 use proto::{
     units::{DspId, UnixMicros},
     wire::{ChunkRef, cookie_dsp},
 };
 use runtime::{connect::Network, reload::Reloader, token};
-use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -41,14 +37,15 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     client::NodeClient,
+    progress::Progress,
     protocol::{COOKIES_PATH, DELETIONS_PATH},
 };
 use crate::{
     backoff::Backoff,
     config::ProducerUrl,
     deletions::Deletions,
-    health::{CopyStatus, Health},
-    store::{Copies, StoreError, Upkeep},
+    health::Health,
+    store::{Copies, Upkeep},
     subscription::buffer::{BufferWriter, Item},
 };
 
@@ -68,9 +65,6 @@ const ATTEMPTS_MAX: usize = 3;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Maximum number of DSPs in the summary; the log has all.
-const DSPS_SHOWN_MAX: usize = 5;
 
 /// Fills the store of this node.
 #[derive(Debug)]
@@ -99,17 +93,6 @@ pub struct Copier {
     pub durable: watch::Receiver<u64>,
 }
 
-/// The progress, as this store has it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Progress {
-    /// Position of the next page; `None` after the last.
-    next: Option<String>,
-    /// Cookies copied up to this position, by DSP.
-    cookies: BTreeMap<u32, u64>,
-    /// Whether this node is filled, and the result.
-    finished: Option<String>,
-}
-
 /// A copy under way.
 #[derive(Debug)]
 pub struct Copying {
@@ -128,78 +111,6 @@ pub struct Copying {
     logged: (Instant, u64, u64),
     /// The last error that was logged.
     error: String,
-}
-
-impl Copier {
-    /// Decides whether to fill this store. Must complete before the first cookie arrives: afterwards, a store without progress was
-    /// not empty at its first start.
-    pub async fn begin(self, is_new: bool) -> Option<Copying> {
-        let stored = retry(|| self.copies.copy_state()).await;
-        let stored: Option<Progress> = stored.and_then(|it| serde_json::from_str(&it).ok());
-        let is_unfinished = stored.as_ref().is_some_and(|it| it.finished.is_none());
-        if self.nodes.is_empty() {
-            if is_unfinished {
-                tracing::warn!(
-                    "the store is only partly filled from another node; set --copy-from to continue"
-                );
-            }
-            return None;
-        }
-        let skip = |state: String| {
-            tracing::info!(state, "--copy-from has no effect");
-            let ratio = 1.0;
-            let status = CopyStatus {
-                state,
-                records: 0,
-                ratio,
-            };
-            self.health.set_copy(status);
-            None
-        };
-        let progress = match stored {
-            Some(Progress {
-                finished: Some(result),
-                ..
-            }) => return skip(format!("finished earlier: {result}")),
-            Some(progress) => progress,
-            None if !is_new => {
-                let why = "not started, because the store is not empty; to fill this node, stop it and delete its store";
-                return skip(why.to_owned());
-            }
-            None => {
-                let progress = Progress {
-                    next: Some(String::new()),
-                    ..Progress::default()
-                };
-                let text = progress.to_json();
-                retry(|| self.copies.put_copy_state(&text)).await;
-                progress
-            }
-        };
-        self.deletions.begin_copy();
-        let now = Instant::now();
-        Some(Copying {
-            copier: self,
-            progress,
-            pushed: 0,
-            unsaved: VecDeque::new(),
-            saved: now,
-            next_push: now,
-            total: 0,
-            logged: (now, 0, 0),
-            error: String::new(),
-        })
-    }
-}
-
-impl Progress {
-    fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("maps of numbers are JSON")
-    }
-
-    fn copied(&self) -> u64 {
-        self.cookies.values().sum()
-    }
 }
 
 impl Copying {
@@ -313,6 +224,7 @@ impl Copying {
                 state.deletions
             );
             self.total = state.cookies;
+            self.progress.begin_order(&state.order);
             let Some(missing) = received.iter().find(|cursor| !state.has(cursor)) else {
                 return Ok(());
             };
@@ -352,9 +264,6 @@ impl Copying {
             None => None,
         };
         while let Some(now) = page {
-            if reached.next.as_deref() == Some("") {
-                reached.cookies.clear();
-            }
             let following = async {
                 match &now.next {
                     Some(position) => client.page(COOKIES_PATH, position).await.map(Some),
@@ -415,107 +324,6 @@ impl Copying {
             sleep(POLL_INTERVAL).await;
         }
     }
-
-    /// Stores the progress whose records are durable.
-    async fn save(&mut self) -> Result<()> {
-        let durable = *self.copier.durable.borrow();
-        let is_durable = |(at, _): &(u64, Progress)| *at <= durable;
-        while self.unsaved.front().is_some_and(is_durable)
-            && let Some((_, progress)) = self.unsaved.pop_front()
-        {
-            self.progress = progress;
-        }
-        let text = self.progress.to_json();
-        self.copier.copies.put_copy_state(&text).await?;
-        self.saved = Instant::now();
-        Ok(())
-    }
-
-    /// Shows the progress, and logs it from time to time.
-    fn report(&mut self, node: &ProducerUrl, copied: u64) {
-        let (logged, before, rate) = self.logged;
-        let (elapsed, new) = (logged.elapsed(), self.pushed - before);
-        let is_due = elapsed >= LOG_INTERVAL;
-        let current = u128::from(new) * 1_000_000 / elapsed.as_micros().max(1);
-        let current = u64::try_from(current).unwrap_or(u64::MAX);
-        let rate = if is_due || rate == 0 { current } else { rate };
-        // The total is approximate.
-        let percent = (copied * 100 / self.total.max(1)).min(99);
-        let left = self.total.saturating_sub(copied) / rate.max(1);
-        self.show(format!(
-            "{percent} % from {node}, {rate} cookies/s, {} left",
-            humantime(left)
-        ));
-        if is_due {
-            tracing::info!(%node, copied, percent, cookies_per_second = rate, seconds_left = left, "filling this node");
-            self.logged = (Instant::now(), self.pushed, rate);
-        }
-    }
-
-    fn show(&self, state: String) {
-        let copied = self
-            .unsaved
-            .back()
-            .map_or(&self.progress, |(_, it)| it)
-            .copied();
-        #[expect(clippy::cast_precision_loss, reason = "the total is approximate")]
-        let ratio = copied as f64 / self.total.max(1) as f64;
-        let ratio = match &self.progress.finished {
-            Some(_) => 1.0,
-            None => ratio.min(0.99),
-        };
-        let records = self.pushed;
-        self.copier.health.set_copy(CopyStatus {
-            state,
-            records,
-            ratio,
-        });
-    }
-
-    /// Compares the number of cookies of each DSP that the other node had with that in this store.
-    async fn finish(&mut self) -> Result<()> {
-        let mut here: BTreeMap<u32, u64> = BTreeMap::new();
-        let mut next = Some(String::new());
-        while let Some(position) = next {
-            let deletions = &self.copier.deletions;
-            let page = self
-                .copier
-                .copies
-                .cookies_after(&position, deletions)
-                .await?;
-            for chunk in protocol::decode(&page.chunks)? {
-                for dsp_id in check(&chunk)? {
-                    *here.entry(dsp_id.0).or_default() += 1;
-                }
-            }
-            next = page.next;
-        }
-        let mut fewer = Vec::new();
-        for (dsp, there) in &self.progress.cookies {
-            let here = here.get(dsp).copied().unwrap_or_default();
-            tracing::info!(dsp, here, there, "compared the cookies of a DSP");
-            if here < *there {
-                fewer.push(format!("DSP {dsp}: {here} of {there}"));
-            }
-        }
-        let copied = self.progress.finished.clone().unwrap_or_default();
-        let result = match fewer.len() {
-            0 => format!("{copied}; this node has at least as many cookies of each DSP"),
-            count => {
-                fewer.truncate(DSPS_SHOWN_MAX);
-                let shown = fewer.join(", ");
-                tracing::warn!(
-                    dsps = count,
-                    shown,
-                    "this node has fewer cookies than the other"
-                );
-                format!("{copied}; fewer here for {count} DSPs: {shown}")
-            }
-        };
-        self.show(format!("finished: {result}"));
-        self.progress.finished = Some(result);
-        self.save().await
-    }
 }
 
 /// The DSPs of the records of a chunk.
@@ -529,26 +337,4 @@ fn check(chunk: &ChunkRef) -> Result<Vec<DspId>> {
         bail!("invalid page: the number of records differs from the header");
     }
     Ok(dsps)
-}
-
-/// Repeats an operation on the store until it succeeds.
-async fn retry<'a, T>(operation: impl Fn() -> BoxFuture<'a, Result<T, StoreError>>) -> T {
-    let mut backoff = Backoff::default();
-    loop {
-        match operation().await {
-            Ok(done) => return done,
-            Err(error) => {
-                tracing::warn!(%error, "the progress of filling this node is unavailable, retrying")
-            }
-        }
-        sleep(backoff.delay()).await;
-    }
-}
-
-fn humantime(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..7200 => format!("{} min", seconds / 60),
-        _ => format!("{} h", seconds / 3600),
-    }
 }

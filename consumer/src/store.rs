@@ -343,6 +343,9 @@ pub trait Lookup: fmt::Debug + Send + Sync + 'static {
 /// What a new node reads from the store of another, and the progress of filling this store.
 #[async_trait]
 pub trait Copies: fmt::Debug + Send + Sync + 'static {
+    /// The order of positions: the kind of store determines it.
+    fn order(&self) -> &'static str;
+
     /// The next cookies of all DSPs, after a bounded number of reads. Positions of another kind of store mean the start. Never
     /// returns an expired cookie, or one that `deletions` cover.
     ///

@@ -46,6 +46,8 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub struct NodeState {
     /// Random id of its process.
     pub process: u64,
+    /// The order of positions in its store.
+    pub order: String,
     /// Approximate number of cookies in its store.
     pub cookies: u64,
     /// Number of deletions in its table.

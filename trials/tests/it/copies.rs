@@ -305,20 +305,18 @@ async fn node_that_is_killed_ten_times_continues_without_loss() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn next_node_continues_when_a_node_is_killed() -> Result<()> {
+/// Fills a node from one with this store, which is killed, and then from one with an embedded store.
+async fn check_next_node(second: &str) -> Result<()> {
     const USERS: usize = 20_000;
-    let dirs = [TempDir::new()?, TempDir::new()?, TempDir::new()?];
+    let dirs = [TempDir::new()?, TempDir::new()?];
     let mut cluster = Cluster::start(&embedded(dirs[0].path()), USERS).await?;
     let from = url(&cluster.source);
-    let second = cluster
-        .fill("second", &embedded(dirs[1].path()), &from, &[])
-        .await?;
+    let second = cluster.fill("second", second, &from, &[]).await?;
     wait_filled(&second).await?;
     let from = format!("{},{}", url(&second), url(&cluster.source));
     let flags = ["--copy-rows-per-second", "20000"];
     let node = cluster
-        .fill("third", &embedded(dirs[2].path()), &from, &flags)
+        .fill("third", &embedded(dirs[1].path()), &from, &flags)
         .await?;
     wait_until(TIMEOUT, "a part is copied", async || {
         Ok(copied(&node).await? > 5_000)
@@ -334,6 +332,18 @@ async fn next_node_continues_when_a_node_is_killed() -> Result<()> {
         "{last}"
     );
     cluster.source.process.kill()
+}
+
+#[tokio::test]
+async fn next_node_continues_when_a_node_is_killed() -> Result<()> {
+    let dir = TempDir::new()?;
+    check_next_node(&embedded(dir.path())).await
+}
+
+#[tokio::test]
+async fn next_node_with_another_kind_of_store_begins_again_when_a_node_is_killed() -> Result<()> {
+    let mongod = shared::start().await?;
+    check_next_node(&mongod.uri()).await
 }
 
 #[tokio::test]

@@ -32,6 +32,10 @@ const KEYS_PER_CHECK: usize = 256;
 
 #[async_trait]
 impl Copies for EmbeddedStore {
+    fn order(&self) -> &'static str {
+        ORDER
+    }
+
     async fn cookies_after(
         &self,
         position: &str,

@@ -40,6 +40,10 @@ const TIME_MAX: Duration = Duration::from_secs(5);
 
 #[async_trait]
 impl Copies for MongodbStore {
+    fn order(&self) -> &'static str {
+        ORDER
+    }
+
     async fn cookies_after(
         &self,
         after: &str,

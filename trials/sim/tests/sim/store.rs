@@ -293,6 +293,10 @@ impl Cookies for SimStore {
 /// Simulated nodes copy no others.
 #[async_trait]
 impl Copies for SimStore {
+    fn order(&self) -> &'static str {
+        ""
+    }
+
     async fn cookies_after(&self, _: &str, _: &Deletions) -> Result<CopyPage, StoreError> {
         Ok(CopyPage::default())
     }
