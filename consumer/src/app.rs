@@ -212,7 +212,8 @@ impl App {
         };
         tasks.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
         if let Some(recoverer) = recoverer {
-            tasks.spawn(stop.clone().run_until_cancelled_owned(recoverer.run()));
+            let recovering = stop.clone().run_until_cancelled_owned(recoverer.run());
+            tasks.spawn(monitor.clone().run("recovery", recovering.map(|_| Ok(()))));
         }
         let producers = health.producers().clone();
         let copier = Copier {

@@ -8,17 +8,22 @@ use std::{
     time::Duration,
 };
 
+use consumer::recovery::archive::Archive;
 use producer::{
     config::DspsConfig,
     inlet::Inlet,
     log::{Log, run_timers},
 };
 use runtime::{metrics::Registry, unix_micros};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     UNPOISONED,
+    archive::SimArchive,
     delayed_cookies::DelayedSource,
     network::{ADMIN, API, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
@@ -122,6 +127,7 @@ pub(crate) async fn run_producer(
     process: Arc<Process>,
     arguments: Vec<OsString>,
     delayed: DelayedSource,
+    archive: Option<SimArchive>,
 ) -> anyhow::Result<()> {
     let (stop, _) = process.begin();
     let stall = Arc::clone(&process.stall);
@@ -141,10 +147,15 @@ pub(crate) async fn run_producer(
         incarnation.limits = limits.contracts.is_some().then_some((limits, inlet));
     });
     let appending = delayed.run(process.incarnation(), app.log.clone(), &process.stall);
+    let mut tasks = JoinSet::new();
+    if let Some(archive) = archive {
+        tasks.spawn(archive.copy(process.name.clone(), app.log.clone()));
+    }
     if stop.run_until_cancelled(appending).await.is_some() {
         stop.cancelled().await;
     }
     let drained = app.drain().await;
+    drop(tasks);
     tracing::info!(?drained, "producer ended");
     process.with_current(|incarnation| {
         incarnation.state = IncarnationState::Drained;
@@ -159,14 +170,22 @@ pub(crate) async fn run_consumer(
     process: Arc<Process>,
     arguments: Vec<OsString>,
     store: SimStore,
+    archive: Option<SimArchive>,
 ) -> anyhow::Result<()> {
     let (stop, registry) = process.begin();
     store.discard_uncommitted_reports(&process.name);
     let store = consumer::store::Store::with_all_roles(store);
     let admin = SimListener::bind(ADMIN, &process.stall).await?;
     let config = consumer::config::Config::load(arguments)?;
-    let app =
-        consumer::app::App::start_in(store, admin, Arc::new(SimNetwork), None, config, registry)?;
+    let archive = archive.map(|archive| Box::new(archive) as Box<dyn Archive>);
+    let app = consumer::app::App::start_in(
+        store,
+        admin,
+        Arc::new(SimNetwork),
+        archive,
+        config,
+        registry,
+    )?;
     tokio::select! {
         error = app.failed() => return Err(error.context(format!("{} failed", process.name))),
         () = stop.cancelled() => {}

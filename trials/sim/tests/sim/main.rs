@@ -12,6 +12,7 @@
 //! **Structure.** [`plan`] draws a run from its seed. [`scenarios`] contains hand-written plans. [`world`] starts the hosts, injects the
 //! faults and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies. [`api_client`] sends bulk input and
 //! deletions, and looks up users. [`store`] simulates the stores of consumers, and [`clocks`] simulates the clocks of hosts.
+//! [`archive`] simulates an archive, in which consumers find what a small queue or a killed producer did not deliver.
 //! [`loss_reports`] captures the losses that consumers report. [`check`] compares stores, reports and metrics with the requests.
 //!
 //! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,
@@ -27,6 +28,7 @@
 //! seed runs in its own process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
 
 mod api_client;
+mod archive;
 mod check;
 mod clocks;
 mod delayed_cookies;
@@ -85,12 +87,27 @@ fn seeds_lose_only_counted_cookies() {
         let seed = seed.parse().expect("SIM_SEED is a number");
         let scenario = env::var("SIM_SCENARIO").ok();
         let plan = scenario.map_or_else(
-            || Plan::draw(seed),
+            || match env::var_os("SIM_ARCHIVE") {
+                Some(_) => Plan::draw(seed).with_archive(),
+                None => Plan::draw(seed),
+            },
             |name| scenarios::plan(&name).expect("SIM_SCENARIO is one of scenarios.rs"),
         );
         run_in_this_process(plan);
         return;
     }
+    check_seeds(false);
+}
+
+#[test]
+fn seeds_with_an_archive_lose_only_what_it_lacks() {
+    if env::var_os("SIM_SEED").is_none() {
+        check_seeds(true);
+    }
+}
+
+/// Runs all seeds, with or without an archive.
+fn check_seeds(has_archive: bool) {
     let seeds = env::var("SIM_SEEDS").map_or(SEEDS, |range| {
         let (from, to) = range.split_once("..").expect("SIM_SEEDS=from..to");
         let number = |text: &str| text.parse().expect("SIM_SEEDS=from..to");
@@ -107,9 +124,11 @@ fn seeds_lose_only_counted_cookies() {
                     if seed >= seeds.end {
                         return;
                     }
-                    let output = run_in_child(seed, None);
+                    let variable = has_archive.then_some(("SIM_ARCHIVE", "1"));
+                    let output = run_within(RUN_TIMEOUT, seed, variable);
                     if !output.status.success() {
-                        report(&format!("SIM_SEED={seed}"), &output);
+                        let archive = if has_archive { "SIM_ARCHIVE=1 " } else { "" };
+                        report(&format!("{archive}SIM_SEED={seed}"), &output);
                         failed.lock().expect(UNPOISONED).push(seed);
                     }
                 }
@@ -164,23 +183,26 @@ fn run_beyond_its_time_limit_is_killed_and_reported() {
 
 /// Runs a seed or a scenario in a child process.
 fn run_in_child(seed: u64, scenario: Option<&str>) -> Output {
-    run_within(RUN_TIMEOUT, seed, scenario)
+    run_within(
+        RUN_TIMEOUT,
+        seed,
+        scenario.map(|name| ("SIM_SCENARIO", name)),
+    )
 }
 
 /// Like [`run_in_child`], with a time limit. A run that exceeds it is killed, and the last line of its stderr reports the kill.
-fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
+fn run_within(time: Duration, seed: u64, variable: Option<(&str, &str)>) -> Output {
     let program = env::current_exe().expect("the test binary has a path");
     let mut command = Command::new(program);
     command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]);
     command
         .env("SIM_SEED", seed.to_string())
         .env_remove("SIM_SCENARIO")
+        .env_remove("SIM_ARCHIVE")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if let Some(scenario) = scenario {
-        command.env("SIM_SCENARIO", scenario);
-    }
+    command.envs(variable);
     let mut child = command.spawn().expect("the test binary can be run");
     let (mut out, mut err) = child.stdout.take().zip(child.stderr.take()).expect("pipes");
     let printed = thread::spawn(move || read(&mut out));

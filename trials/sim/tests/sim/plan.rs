@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) load: Load,
     /// Value of `--queue-cookies`, if it may be too small.
     pub(crate) queue_cookies: Option<u64>,
+    /// Whether the producers have an archive.
+    pub(crate) has_archive: bool,
     pub(crate) chunk_age: Duration,
     pub(crate) retention: Duration,
     pub(crate) flush: Duration,
@@ -173,6 +175,16 @@ pub(crate) enum FaultKind {
 }
 
 impl Plan {
+    /// The plan with an archive, and small queues, so that streams have gaps.
+    pub(crate) fn with_archive(self) -> Self {
+        let queue_cookies = self.queue_cookies.or(Some(50));
+        Self {
+            queue_cookies,
+            has_archive: true,
+            ..self
+        }
+    }
+
     /// Draws the plan of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
@@ -201,6 +213,7 @@ impl Plan {
                 pause_millis,
             },
             queue_cookies: (r.u32(0..5) == 0).then(|| r.u64(5..200)),
+            has_archive: false,
             chunk_age: millis(r.u64(1..=20)),
             retention: millis(r.u64(1_000..60_000)),
             flush: millis(r.u64(20..=400)),

@@ -105,6 +105,7 @@ pub(crate) fn plan(name: &str) -> Option<Plan> {
             pause_millis: 100,
         },
         queue_cookies: None,
+        has_archive: false,
         chunk_age: millis(10),
         retention: Duration::from_secs(5),
         flush: millis(200),

@@ -18,6 +18,7 @@ use turmoil::Sim;
 use crate::{
     UNPOISONED,
     api_client::ApiClient,
+    archive::SimArchive,
     check, clocks,
     delayed_cookies::DelayedSource,
     hosts::{IncarnationState, Process, run_consumer, run_producer, scrape},
@@ -43,6 +44,7 @@ pub(crate) struct World {
     pub(crate) producers: Vec<Arc<Process>>,
     pub(crate) consumers: Vec<Arc<Process>>,
     pub(crate) disks: Vec<Arc<Mutex<Disk>>>,
+    archive: Option<SimArchive>,
     pub(crate) history: Arc<Mutex<History>>,
     /// Metrics of the last scrape, by host.
     pub(crate) metrics: Arc<Mutex<BTreeMap<String, String>>>,
@@ -75,6 +77,7 @@ impl World {
             producers: processes(plan.producers, Host::Producer),
             consumers: processes(plan.consumers, Host::Consumer),
             disks,
+            archive: plan.has_archive.then(SimArchive::default),
             history: Arc::new(Mutex::new(History::new(&plan.clocks_ahead))),
             metrics: Arc::default(),
             have_clients_ended: Arc::default(),
@@ -117,19 +120,23 @@ impl World {
                 history: Arc::clone(&self.history),
                 seed: self.plan.seed ^ ((at as u64 + 1) << 40),
             };
+            let archive = self.archive.clone();
             sim.host(process.name.clone(), move || {
                 let (process, arguments, delayed) =
                     (Arc::clone(&process), arguments.clone(), delayed.clone());
-                async move { Ok(run_producer(process, arguments, delayed).await?) }
+                let archive = archive.clone();
+                async move { Ok(run_producer(process, arguments, delayed, archive).await?) }
             });
         }
         for at in 0..self.consumers.len() {
             let (process, arguments) = (Arc::clone(&self.consumers[at]), self.consumer(at));
             let disk = Arc::clone(&self.disks[at]);
+            let archive = self.archive.clone();
             sim.host(process.name.clone(), move || {
                 let store = SimStore(Arc::clone(&disk));
                 let (process, arguments) = (Arc::clone(&process), arguments.clone());
-                async move { Ok(run_consumer(process, arguments, store).await?) }
+                let archive = archive.clone();
+                async move { Ok(run_consumer(process, arguments, store, archive).await?) }
             });
         }
         let browsers = (self.producers.iter().enumerate()).map(|(at, process)| {
