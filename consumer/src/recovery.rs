@@ -6,7 +6,7 @@
 //!
 //! Live cookies have priority: the collector takes recovered ones only while its buffer is empty and its batch is not large enough to be
 //! written. Recovered cookies thus never enlarge the batch that live cookies wait for beyond that size, and a store that is busy
-//! with live cookies gets no others.
+//! with live cookies gets no others. But a live cookie can wait for two writes of that size.
 //!
 //! Cookies of a producer that has been [absent](following) for a minute are also read from the archive. They advance its cursor, as if the
 //! stream had delivered them.
