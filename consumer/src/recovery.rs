@@ -4,9 +4,9 @@
 //! producer before it, so that a restarted consumer finds it again. The recoverer reads the archive and passes the missing cookies to the
 //! collector, and then closes the hole. Cookies that the archive does not have become lost only then.
 //!
-//! Live cookies have priority: the collector takes recovered ones only while its buffer is empty and its batch is not large enough to be
-//! written. Recovered cookies thus never enlarge the batch that live cookies wait for beyond that size, and a store that is busy
-//! with live cookies gets no others. But a live cookie can wait for two writes of that size.
+//! Live cookies have priority: the collector takes recovered ones only while its buffer is empty and its batch is smaller than what the
+//! store writes in 50 ms. A live cookie thus waits for at most two such writes, and a store that is busy with live cookies gets no
+//! others.
 //!
 //! Cookies of a producer that has been [absent](following) for a minute are also read from the archive. They advance its cursor, as if the
 //! stream had delivered them.

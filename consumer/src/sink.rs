@@ -17,6 +17,7 @@
 
 mod collector;
 mod store_caller;
+mod write_rate;
 mod writer;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -47,6 +48,7 @@ use crate::{
 };
 use collector::{BatchLimits, Collector};
 use store_caller::StoreCaller;
+use write_rate::WriteRate;
 use writer::Writer;
 
 /// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
@@ -130,8 +132,10 @@ impl Sink {
             rejected_dsps: rejected_dsps.clone(),
             ttls: ttls.clone(),
         });
+        let write_rate = WriteRate::default();
         let mut collector = Collector {
             limits,
+            write_rate: write_rate.clone(),
             suppression: Arc::clone(&suppression),
             metrics: metrics.sink.clone(),
             fast_drain: stops.fast_drain,
@@ -157,6 +161,7 @@ impl Sink {
             suppression,
             dead_letters,
             retry_queue,
+            write_rate,
             copied: copied_sender,
         };
         let loaded = writer.load().await?;

@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{BatchSender, Failure};
+use super::{BatchSender, Failure, write_rate::WriteRate};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::{self, ClockJumps},
@@ -47,6 +47,8 @@ pub(super) struct BatchLimits {
 /// Collects the batches of one sink.
 #[derive(Debug)]
 pub(super) struct Collector {
+    /// Limits how many recovered cookies a live one waits for.
+    pub(super) write_rate: WriteRate,
     pub(super) limits: BatchLimits,
     pub(super) suppression: Arc<Mutex<Suppression>>,
     pub(super) metrics: metrics::Sink,
@@ -195,19 +197,27 @@ impl Collector {
         let limits = self.limits;
         let mut batch = Batch::new(limits.cookies_max, limits.bytes_max);
         let mut due_at: Option<Instant> = None;
+        let mut has_recovered = false;
         loop {
             let is_old = due_at.is_some_and(|due_at| due_at <= Instant::now());
-            let is_due = is_old || batch.is_full() || batch.len() >= FLUSH_COOKIES;
+            let recovered_max = self.write_rate.cookies();
+            let flush_at = if has_recovered {
+                recovered_max
+            } else {
+                FLUSH_COOKIES
+            };
+            let is_due = is_old || batch.is_full() || batch.len() >= flush_at;
             tokio::select! {
                 idle = batch_sender.wait_idle(), if is_due => {
-                    due_at = None;
+                    (due_at, has_recovered) = (None, false);
                     let next = batch.next();
                     self.update_slot_metrics();
                     let mut full = std::mem::replace(&mut batch, next);
                     self.recovery.hold(&mut full);
                     batch_sender.send(full, idle).await?;
                 }
-                Some(recovered) = self.recovery.next(), if self.takes_recovered(&batch, &buffer) => {
+                Some(recovered) = self.recovery.next(), if batch.len() < recovered_max && buffer.is_empty() => {
+                    has_recovered = true;
                     due_at.get_or_insert_with(|| Instant::now() + limits.flush_interval);
                     self.add_recovered(&mut batch, recovered);
                 }
@@ -247,11 +257,6 @@ impl Collector {
                 batch.advance(&cursor);
             }
         }
-    }
-
-    /// Whether recovered cookies delay no others: none is waiting, and the batch is not large enough to be written.
-    fn takes_recovered(&self, batch: &Batch, buffer: &BufferReader) -> bool {
-        batch.len() < FLUSH_COOKIES && buffer.is_empty()
     }
 
     fn add_recovered(&mut self, batch: &mut Batch, recovered: Recovered) {

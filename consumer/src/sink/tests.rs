@@ -86,6 +86,7 @@ fn writer(
     let (sink, letters) = (metrics.sink.clone(), dir.join("letters"));
     let dead_letters = DeadLetters::new(letters, 1 << 20, sink.dead_letters.clone());
     Writer {
+        write_rate: WriteRate::default(),
         caller: StoreCaller::new(cookies.hang_timeout(), health, sink, stop),
         cookies,
         backlog,
@@ -120,6 +121,7 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
     let tasks = TaskTracker::new();
     let fast_drain = CancellationToken::new();
     let collector = Collector {
+        write_rate: WriteRate::default(),
         limits,
         suppression,
         metrics: metrics.sink.clone(),

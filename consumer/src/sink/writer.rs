@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{BatchReceiver, Failure, store_caller::StoreCaller};
+use super::{BatchReceiver, Failure, store_caller::StoreCaller, write_rate::WriteRate};
 use crate::{
     batch::Batch,
     clock,
@@ -32,6 +32,8 @@ const RECORD_COOKIES_MAX: usize = 5_000;
 /// The writer of a sink. It ends after its last batch, and immediately when its caller is stopped.
 #[derive(Debug)]
 pub(crate) struct Writer {
+    /// Measured with each batch.
+    pub(super) write_rate: WriteRate,
     pub(super) caller: StoreCaller,
     pub(super) cookies: Arc<dyn Cookies>,
     pub(super) backlog: Option<Arc<dyn Backlog>>,
@@ -268,6 +270,7 @@ impl Writer {
         metrics.batches.inc();
         let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());
+        self.write_rate.wrote(batch.len(), took);
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
         // Chunk times exclude queueing before release, which would make every node look slow.

@@ -92,6 +92,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     };
     let fast_drain = CancellationToken::new();
     let collector = Collector {
+        write_rate: WriteRate::default(),
         limits,
         suppression,
         metrics: metrics.sink.clone(),
