@@ -62,8 +62,8 @@ fn named(text: &str) -> BTreeSet<(String, bool)> {
         }
         let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
         let is_beginning = rest[..end].ends_with('_') || rest[end..].starts_with(['…', '*']);
-        // A generated Python module of the protocol.
-        if !rest[..end].contains("_pb2") {
+        // A generated Python module of the protocol; a field of NATS.
+        if !rest[..end].contains("_pb2") && &rest[..end] != "consumer_count" {
             found.insert((rest[..end].to_owned(), is_beginning));
         }
     }
