@@ -38,9 +38,7 @@ use crate::{
     health::Health,
     lookup,
     maintenance::{self, dsp_deletions},
-    metrics::{
-        Metrics, register_deletions, register_health, register_producers, register_recovery,
-    },
+    metrics::{Metrics, register_deletions, register_health, register_producers},
     recovery::{self, Intake, Recoverer, archive::Archive, recovery},
     sink::{Failure, Sink, StopTokens},
     store::Store,
@@ -118,7 +116,7 @@ impl App {
         register_health(&registry, Arc::clone(&health))?;
         let (recoverer, intake) = recovery(archive, &metrics.subscription, &producers);
         let archive = intake.status().clone();
-        register_recovery(&registry, archive.clone())?;
+        archive.register(&registry)?;
         let pages = Pages {
             archive,
             cookies: CookiePages {

@@ -12,8 +12,6 @@ mod subscription;
 use prometheus::Result;
 use runtime::metrics::Registry;
 
-use crate::recovery;
-
 pub use self::{
     deletions::register as register_deletions, health::register as register_health,
     maintenance::Maintenance, producers::register as register_producers, sink::Sink,
@@ -46,14 +44,6 @@ impl Metrics {
             maintenance: Maintenance::register(registry)?,
         })
     }
-}
-
-/// Registers the metrics of recovery.
-///
-/// # Errors
-/// When a name is already registered.
-pub fn register_recovery(registry: &Registry, status: recovery::Status) -> Result<()> {
-    registry.read(move || status.families())
 }
 
 /// A count as the value of a gauge, saturating.

@@ -34,7 +34,6 @@ use std::sync::Arc;
 use proto::wire::ChunkRef;
 use tokio::sync::mpsc;
 
-pub(crate) use self::hole::REASONS;
 use self::{archive::Archive, status::HOLES_MAX};
 pub use self::{
     cursors::{HeldCursors, HoleId},
@@ -111,7 +110,8 @@ impl Intake {
         self.found += 1;
         let (id, cookies) = (HoleId(self.found), hole.cookies());
         if !self.status.open(id, &hole, cookies) {
-            self.metrics.add_unrecovered(&Counts::unavailable(cookies));
+            let lost = Counts::unavailable(cookies);
+            self.metrics.add_unrecovered(lost.lost_by_reason());
             let (producer, epoch, (first, last)) = (
                 &*hole.producer,
                 hole.epoch.0,

@@ -5,7 +5,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Result};
 use proto::v1::GapReason;
 use runtime::metrics::{Latency, PeakGauge, Registry};
 
-use crate::{ledger::Ledger, recovery};
+use crate::ledger::Ledger;
 
 /// Metrics of subscriptions.
 #[derive(Clone, Debug)]
@@ -68,9 +68,9 @@ impl Subscription {
         })
     }
 
-    /// Counts the cookies that were not recovered.
-    pub fn add_unrecovered(&self, counts: &recovery::Counts) {
-        for (reason, lost) in recovery::REASONS.iter().zip(counts.lost) {
+    /// Counts the cookies that were not recovered, by reason.
+    pub fn add_unrecovered(&self, lost: impl IntoIterator<Item = (&'static str, u64)>) {
+        for (reason, lost) in lost {
             self.lost.with_label_values(&[reason]).inc_by(lost);
         }
     }

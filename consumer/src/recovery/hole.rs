@@ -104,6 +104,11 @@ impl Counts {
         self.recovered + self.lost[LossReason::TooOld as usize]
     }
 
+    /// Cookies that are lost, by the label of the reason.
+    pub fn lost_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REASONS.into_iter().zip(self.lost)
+    }
+
     /// Cookies that are lost, for any reason.
     pub fn lost(&self) -> u64 {
         self.lost.iter().sum()

@@ -151,7 +151,7 @@ impl Archive for Nats {
             drop(stream.delete_consumer(&consumer.cached_info().name).await);
             Ok::<_, async_nats::Error>(messages)
         };
-        self.call(&connection, read).await
+        Box::pin(self.call(&connection, read)).await
     }
 }
 

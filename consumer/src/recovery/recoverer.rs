@@ -173,7 +173,7 @@ impl Recoverer {
     async fn close(&mut self) -> Result<(), TurnError> {
         for it in self.open.extract_if(.., |it| it.is_done()) {
             let (counts, hole) = (it.counts(), &it.hole);
-            self.metrics.add_unrecovered(&counts);
+            self.metrics.add_unrecovered(counts.lost_by_reason());
             let recovered = counts.recovered;
             let producers = &self.producers;
             producers.add_recovered(&hole.producer, hole.epoch, recovered);

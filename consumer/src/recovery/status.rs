@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use metric_defs::consumer;
 use parking_lot::Mutex;
 use proto::units::UnixMicros;
-use runtime::metrics::{Family, as_f64, family};
+use runtime::metrics::{Family, Registry, as_f64, family};
 
 use super::{
     archive::{ArchiveError, Info},
     cursors::HoleId,
-    hole::{Counts, Hole, REASONS},
+    hole::{Counts, Hole},
 };
 use crate::clock;
 
@@ -181,8 +181,17 @@ impl Status {
         })
     }
 
+    /// Registers the metrics; without an archive they have no values.
+    ///
+    /// # Errors
+    /// When a name is already registered.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        let status = self.clone();
+        registry.read(move || status.families())
+    }
+
     /// Metrics of recovery, which have no series without an archive.
-    pub(crate) fn families(&self) -> Vec<Family> {
+    fn families(&self) -> Vec<Family> {
         let progress = self.0.lock();
         let progress = progress.as_ref();
         let total = progress.map(Progress::total).unwrap_or_default();
@@ -190,8 +199,8 @@ impl Status {
             let value = progress.map(|it| ([], as_f64(of(it))));
             value.into_iter()
         };
-        let lost = REASONS.iter().zip(total.lost);
-        let lost = lost.map(|(reason, lost)| ([*reason], as_f64(lost)));
+        let lost = total.lost_by_reason();
+        let lost = lost.map(|(reason, lost)| ([reason], as_f64(lost)));
         let age = progress.and_then(|it| it.newest);
         let age = age.map(|newest| ([], as_f64(clock::now().since(newest)) / 1e6));
         let states = State::ALL.iter().filter_map(|(state, name)| {

@@ -16,6 +16,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     archive::{ArchiveError, Info, Message},
+    hole::REASONS,
     recoverer::{ARCHIVE_WAIT, COPY_WAIT, POLL_INTERVAL, PROGRESS_TIMEOUT},
     *,
 };

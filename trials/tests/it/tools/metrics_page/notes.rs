@@ -61,7 +61,7 @@ pub(super) const GROUPS: &[Group] = &[
     ),
     group("Streams", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
-    group("Recovery", "consumer/src/metrics.rs", ""),
+    group("Recovery", "consumer/src/recovery/status.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
     group("Store", "consumer/src/metrics/health.rs", ""),
     group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
