@@ -13,7 +13,7 @@
 //! The position of the last durable page is stored. A restarted consumer continues there, and repeats steps 1 and 2. If a node
 //! fails, the next one continues, from the start if its kind of store differs. Writing a cookie twice changes nothing.
 //!
-//! Memory: two pages, and [`IN_FLIGHT_RECORDS`] that are not yet durable. This also limits the delay of cookies from producers,
+//! Memory: two pages, and `IN_FLIGHT_RECORDS` that are not yet durable. This also limits the delay of cookies from producers,
 //! which share the buffer.
 
 mod begin;

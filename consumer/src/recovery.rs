@@ -8,7 +8,7 @@
 //! store writes in 50 ms. A live cookie thus waits for at most two such writes, and a store that is busy with live cookies gets no
 //! others.
 //!
-//! Cookies of a producer that has been [absent](following) for a minute are also read from the archive. They advance its cursor, as if the
+//! Cookies of a producer that has been absent for a minute are also read from the archive. They advance its cursor, as if the
 //! stream had delivered them.
 //!
 //! The recoverer holds one read of the archive (about 2 MiB) in memory. It takes turns between the open holes, with one read each, so that

@@ -3,7 +3,7 @@
 //! # How it works
 //!
 //! The archiver is one more [`Reader`](crate::log::Reader) of the log, without a maximum lag. It combines all events that are ready into one
-//! message (a [`Groups`]), publishes the message until the archive acknowledges it, and only then begins the next one. Nothing later can
+//! message (`groups`), publishes the message until the archive acknowledges it, and only then begins the next one. Nothing later can
 //! overtake a message, so a subject is in order however often connections break. Messages grow with the round trip, up to
 //! [`GROUP_BYTES_MAX`](proto::archive::GROUP_BYTES_MAX).
 //!

@@ -41,6 +41,9 @@ pub use self::{
 /// Idle time after which all cookies count as stored; longer than the delay of a chunk and a batch.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
+/// Maximum time to recover holes after the load.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
 /// Interval between two ticks of the injector after the load.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -177,9 +180,25 @@ async fn finish_faults(
     }
 }
 
+/// Waits until no consumer reads from the archive: after a failure, a hole is read again within a minute.
+async fn wait_recovered(run: &mut ClusterRun) {
+    let deadline = Instant::now() + RECOVERY_TIMEOUT;
+    loop {
+        sleep(IDLE_TIME).await;
+        let now = run.observe().await;
+        let mut holes = now
+            .of(Role::Consumer)
+            .map(|it| it.run.of(names::RECOVERY_HOLES));
+        if holes.all(|holes| holes == 0) || Instant::now() > deadline {
+            return;
+        }
+    }
+}
+
 /// Waits until no process handles cookies. Counts of killed processes are lost, so the backlog is not reliable.
 async fn settle(run: &mut ClusterRun) -> Settlement {
     eprintln!("waiting for the stores");
+    wait_recovered(run).await;
     let mut settled = run.settle(is_idle).await;
     if settled.remaining == 0 {
         sleep(IDLE_TIME).await;
@@ -199,7 +218,8 @@ fn is_idle(before: &Observation, now: &Observation) -> bool {
     };
     let is_empty = now.of(Role::Consumer).all(|observed| {
         let counts = &observed.run;
-        counts.of(names::BUFFER_BYTES) == 0 && counts.of(names::RECEIVED) == counts.settled()
+        let is_empty = counts.of(names::BUFFER_BYTES) == 0 && counts.of(names::RECOVERY_HOLES) == 0;
+        is_empty && counts.of(names::RECEIVED) == counts.settled()
     });
     lags.all(|lag| lag == 0) && is_empty && settled(before) == settled(now)
 }

@@ -7,7 +7,7 @@ use metric_defs::{Kind, MetricDef};
 use crate::scrape::{Buckets, Samples, names};
 
 /// Metrics that are read.
-const METRICS: [MetricDef; 21] = [
+const METRICS: [MetricDef; 22] = [
     names::STARTED,
     names::APPENDED,
     names::DELIVERED,
@@ -24,6 +24,7 @@ const METRICS: [MetricDef; 21] = [
     names::LOST,
     names::UNCERTAIN_RESTARTS,
     names::BUFFER_BYTES,
+    names::RECOVERY_HOLES,
     names::BUFFER_LIMIT_BYTES,
     names::RECEIVED_SECONDS,
     names::STORED_SECONDS,
