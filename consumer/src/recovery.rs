@@ -34,7 +34,7 @@ use std::sync::Arc;
 use proto::wire::ChunkRef;
 use tokio::sync::mpsc;
 
-use self::{archive::Archive, status::HOLES_MAX};
+use self::archive::Archive;
 pub use self::{
     cursors::{HeldCursors, HoleId},
     hole::{Counts, Hole, LossReason},
@@ -47,6 +47,9 @@ use crate::{
     metrics,
     producers::Producers,
 };
+
+/// Maximum number of open holes. A subscriber that is too slow has a gap in almost every message.
+const HOLES_MAX: usize = 1024;
 
 /// Maximum number of chunks between the recoverer and the collector.
 const CHUNKS_MAX: usize = 4;
@@ -109,8 +112,9 @@ impl Intake {
     pub fn open(&mut self, hole: Hole) {
         self.found += 1;
         let (id, cookies) = (HoleId(self.found), hole.cookies());
-        if !self.status.open(id, &hole, cookies) {
+        if self.held.len() >= HOLES_MAX {
             let lost = Counts::unavailable(cookies);
+            self.status.refused(cookies, &lost);
             self.metrics.add_unrecovered(lost.lost_by_reason());
             let (producer, epoch, (first, last)) = (
                 &*hole.producer,
@@ -130,6 +134,7 @@ impl Intake {
             }
             return;
         }
+        self.status.open(id, &hole);
         self.held.open(id, &hole);
         // The number of open holes is limited to the capacity. If the task has ended, so will this process.
         drop(self.holes.try_send((id, hole)));

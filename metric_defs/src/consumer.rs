@@ -101,7 +101,7 @@ metrics! {
     RECOVERY_RECOVERED counter "consumer_archive_recovered_cookies_total"
         "Missing cookies that were read from the archive. They count as received."
     RECOVERY_LOST counter "consumer_archive_lost_cookies_total" by ["reason"]
-        "Missing cookies that were not recovered, by reason: the archive does not have them (not_archived) or has removed them (archive_expired); they were accepted more than 25 hours ago (too_old); the archive could not be read for 10 minutes, or more than 16 holes were open (archive_unavailable)."
+        "Missing cookies that were not recovered, by reason: the archive does not have them (not_archived) or has removed them (archive_expired); they were accepted more than 25 hours ago (too_old); the archive could not be read for 10 minutes, or more than 1,024 holes were open (archive_unavailable)."
     RECOVERY_RECOVERING gauge "consumer_archive_recovering_cookies"
         "Missing cookies that are neither recovered nor lost yet."
     RECOVERY_HOLES gauge "consumer_archive_holes"

@@ -27,6 +27,11 @@ struct Held {
 }
 
 impl HeldCursors {
+    /// The number of open holes.
+    pub fn len(&self) -> usize {
+        self.producers.iter().map(|it| it.holes.len()).sum()
+    }
+
     /// Opens a hole. Must be called before the cursor of a batch passes it.
     pub fn open(&mut self, id: HoleId, hole: &Hole) {
         let before = Cursor {

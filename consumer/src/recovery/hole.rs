@@ -143,8 +143,9 @@ pub(super) struct Foreign;
 #[derive(Debug)]
 pub(super) struct OpenHole {
     origin: Origin,
-    range: RangeInclusive<u64>,
-    /// Whether all numbers of the range exist. Otherwise those that are not found do not count as lost.
+    /// In ascending order.
+    ranges: Vec<RangeInclusive<u64>>,
+    /// Whether all numbers of the ranges exist. Otherwise those that are not found do not count as lost.
     is_exact: bool,
     missing: Intervals,
     /// The events of all lower numbers were read, as far as they are archived.
@@ -168,13 +169,19 @@ impl OpenHole {
             is_exact,
             missing: Intervals::new(range.clone()),
             reached: *range.start(),
-            range,
+            ranges: vec![range],
             counts: Counts::default(),
         }
     }
 
     pub(super) fn origin(&self) -> &Origin {
         &self.origin
+    }
+
+    /// Adds numbers after the highest one.
+    pub(super) fn append(&mut self, range: RangeInclusive<u64>) {
+        self.missing.append(range.clone());
+        self.ranges.push(range);
     }
 
     /// The epoch ended with this number, or earlier.
@@ -223,13 +230,12 @@ impl OpenHole {
             if first < self.reached && !removed.is_empty() {
                 self.counts.reordered += u64::from(*removed[0].start() < self.reached);
             }
-            let (start, end) = self.range.clone().into_inner();
-            let within = |number: u64| number.clamp(start, end);
-            if last >= start && first <= end {
-                let inside = length(&(within(first)..=within(last)));
-                let new: u64 = removed.iter().map(length).sum();
-                self.counts.duplicates += inside - new;
-            }
+            let inside = self.ranges.iter().filter_map(|range| {
+                let both = first.max(*range.start())..=last.min(*range.end());
+                (!both.is_empty()).then(|| length(&both))
+            });
+            let new: u64 = removed.iter().map(length).sum();
+            self.counts.duplicates += inside.sum::<u64>() - new;
             for range in &removed {
                 let (part, old) = cut(&chunk, range, accepted_min);
                 self.counts.recovered += length(range) - old;

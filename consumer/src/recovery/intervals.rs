@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use proto::units::Sequence;
 
-/// Maximum number of ranges: a writer that archives every other number must not use unbounded memory.
+/// Number of ranges above which none is split: a writer that archives every other number must not use unbounded memory.
 const RANGES_MAX: usize = 1024;
 
 /// The missing numbers of a hole.
@@ -42,7 +42,12 @@ impl Intervals {
         self.ranges.iter().map(length).fold(0, u64::saturating_add)
     }
 
-    /// Removes the numbers of a range; returns those that were in the set. At the maximum number of ranges, it does not split another.
+    /// Adds a range after the highest number.
+    pub(super) fn append(&mut self, range: RangeInclusive<u64>) {
+        self.ranges.push(range);
+    }
+
+    /// Removes the numbers of a range; returns those that were in the set. Does not split one of too many ranges.
     pub(super) fn remove(&mut self, range: RangeInclusive<u64>) -> Vec<RangeInclusive<u64>> {
         let (first, last) = range.into_inner();
         let begin = self.ranges.partition_point(|it| *it.end() < first);

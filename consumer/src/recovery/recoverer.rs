@@ -1,6 +1,6 @@
 //! The task that reads the archive.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, iter, sync::Arc, time::Duration};
 
 use proto::{
     archive::Origin,
@@ -37,6 +37,9 @@ pub(super) const COPY_WAIT: Duration = Duration::from_secs(5 * 60);
 /// How long a hole may be open without any progress.
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
+/// Time after the opening of a hole in which later gaps of the epoch are added to it. They wait for the archive at least 20 s.
+const MERGE_TIME: Duration = Duration::from_secs(10);
+
 /// Maximum number of epochs of which a producer archives the ends.
 const ENDS_MAX: usize = 16;
 
@@ -68,6 +71,9 @@ struct Io {
 struct Recovering {
     id: HoleId,
     hole: Hole,
+    opened: Instant,
+    /// Later gaps of the epoch that were added.
+    added: Vec<HoleId>,
     reader: Reader,
     /// Later epochs that ended before the restart.
     later: VecDeque<OpenHole>,
@@ -149,11 +155,28 @@ impl Recoverer {
             tokio::select! {
                 biased;
                 opened = self.holes.recv() => match opened {
-                    Some((id, hole)) => self.open.push(Recovering::new(id, hole)),
+                    Some((id, hole)) => {
+                        self.open(id, hole);
+                        while let Ok((id, hole)) = self.holes.try_recv() {
+                            self.open(id, hole);
+                        }
+                    }
                     None => return,
                 },
                 () = sleep_until(poll_at) => {}
             }
+        }
+    }
+
+    /// Opens a hole, or adds it to the one before it: a slow subscriber has many gaps, which are read together.
+    fn open(&mut self, id: HoleId, hole: Hole) {
+        let earlier = self.open.iter_mut().find(|it| it.may_add(&hole));
+        match earlier {
+            Some(earlier) => {
+                self.io.status.added(id, earlier.id);
+                earlier.add(id, &hole);
+            }
+            None => self.open.push(Recovering::new(id, hole)),
         }
     }
 
@@ -182,7 +205,9 @@ impl Recoverer {
                 restart.report(&self.metrics, counts.found());
             }
             self.io.status.closed(it.id, &counts);
-            self.io.pass(Recovered::Closed(it.id)).await?;
+            for id in iter::once(it.id).chain(it.added) {
+                self.io.pass(Recovered::Closed(id)).await?;
+            }
         }
         Ok(())
     }
@@ -192,16 +217,41 @@ impl Recovering {
     fn new(id: HoleId, hole: Hole) -> Self {
         let is_exact = hole.restart.is_none();
         let missing = OpenHole::new(&hole.producer, hole.epoch, hole.range.clone(), is_exact);
+        let now = Instant::now();
         Self {
             id,
             needs_ends: !is_exact,
             hole,
+            opened: now,
+            added: Vec::new(),
             reader: Reader::new(missing),
             later: VecDeque::new(),
             done: Counts::default(),
-            progressed: Instant::now(),
+            progressed: now,
             waiting: None,
         }
+    }
+
+    /// Whether a later gap of the same epoch can be added: not after the first message was read.
+    fn may_add(&self, later: &Hole) -> bool {
+        let Hole {
+            producer,
+            epoch,
+            range,
+            restart,
+        } = &self.hole;
+        (producer, epoch) == (&later.producer, &later.epoch)
+            && restart.is_none()
+            && later.restart.is_none()
+            && range.end() < later.range.start()
+            && self.progressed == self.opened
+            && self.opened.elapsed() < MERGE_TIME
+    }
+
+    fn add(&mut self, id: HoleId, later: &Hole) {
+        self.added.push(id);
+        self.hole.range = *self.hole.range.start()..=*later.range.end();
+        self.reader.hole.append(later.range.clone());
     }
 
     /// Reads once. Returns whether the archive had anything new.

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::clock;
 
-/// Maximum number of open holes.
-pub(super) const HOLES_MAX: usize = 16;
+/// Maximum number of open holes that a description names.
+const NAMES_MAX: usize = 16;
 
 /// State and counts; clones share them. Empty without an archive.
 #[derive(Debug, Clone, Default)]
@@ -111,24 +111,38 @@ impl Status {
         });
     }
 
-    /// Opens a hole. Returns false if too many are open: its cookies are lost.
-    pub(super) fn open(&self, id: HoleId, hole: &Hole, cookies: u64) -> bool {
-        let opened = self.update(|it| {
-            it.missing += cookies;
-            let is_open = it.open.len() < HOLES_MAX;
-            if is_open {
-                let open = OpenStatus {
-                    name: hole.to_string(),
-                    is_exact: hole.restart.is_none(),
-                    counts: Counts::default(),
-                };
-                it.open.insert(id, open);
-            } else {
-                it.closed.add(&Counts::unavailable(cookies));
-            }
-            is_open
+    /// Opens a hole.
+    pub(super) fn open(&self, id: HoleId, hole: &Hole) {
+        self.update(|it| {
+            it.missing += hole.cookies();
+            let open = OpenStatus {
+                name: hole.to_string(),
+                is_exact: hole.restart.is_none(),
+                counts: Counts::default(),
+            };
+            it.open.insert(id, open);
         });
-        opened.unwrap_or_default()
+    }
+
+    /// Records a hole whose cookies are lost, because too many others are open.
+    pub(super) fn refused(&self, cookies: u64, lost: &Counts) {
+        self.update(|it| {
+            it.missing += cookies;
+            it.closed.add(lost);
+        });
+    }
+
+    /// Records that a gap was added to an earlier hole.
+    pub(super) fn added(&self, id: HoleId, earlier: HoleId) {
+        self.update(|it| {
+            if let Some(added) = it.open.remove(&id)
+                && let Some(earlier) = it.open.get_mut(&earlier)
+            {
+                let (first, _) = earlier.name.rsplit_once(' ').unwrap_or_default();
+                let (_, last) = added.name.rsplit_once(' ').unwrap_or_default();
+                earlier.name = format!("{first} {last}");
+            }
+        });
     }
 
     /// Records the counts of an open hole.
@@ -176,7 +190,10 @@ impl Status {
                 let (recovered, lost) = (counts.recovered, counts.lost());
                 format!("; recovering {name} ({recovered} recovered, {lost} lost)")
             });
-            let holes: String = holes.collect();
+            let more = it.open.len().saturating_sub(NAMES_MAX);
+            let more = Some(more).filter(|more| *more > 0);
+            let more = more.map(|more| format!("; {more} more holes"));
+            let holes: String = holes.take(NAMES_MAX).chain(more).collect();
             format!("{}{}{holes}", it.state.name(), error.unwrap_or_default())
         })
     }

@@ -385,18 +385,45 @@ async fn unusable_archive_loses_a_hole_only_after_a_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn number_of_open_holes_is_bounded() {
-    let mut recovery = Recovery::start(&archive(1, 1000));
-    for at in 0..HOLES_MAX as u64 + 3 {
+async fn gaps_of_a_slow_subscriber_are_read_together() {
+    let archive = FakeArchive::default();
+    let mut recovery = Recovery::start(&archive);
+    let opened = HOLES_MAX as u64;
+    for at in 0..opened + 3 {
         recovery.intake.open(hole(at * 10 + 1, at * 10 + 2));
     }
-    assert_eq!(recovery.lost(), [0, 0, 0, 6]);
+    assert_eq!(recovery.lost(), [0, 0, 0, 6], "too many");
+    let before = archive.0.lock().calls;
+    for at in 0..opened {
+        archive.publish(&[cookies(at * 10 + 1, at * 10 + 10)]);
+    }
     let mut recovered = BTreeSet::new();
-    for _ in 0..HOLES_MAX {
+    for _ in 0..opened {
         recovered.extend(recovery.closed().await);
     }
-    assert_eq!(recovered.len(), 2 * HOLES_MAX);
-    assert_eq!(recovery.recover(hole(900, 901)).await, [900, 901]);
+    assert_eq!(recovered.len() as u64, 2 * opened);
+    let calls = archive.0.lock().calls - before;
+    let reads = opened as usize / READ_MAX;
+    assert!(calls < reads + 20, "{calls} calls, {reads} reads");
+    let status = format!("{:?}", recovery.intake.status());
+    assert!(status.contains("duplicates: 0"), "{status}");
+    assert_eq!(recovery.recover(hole(3, 4)).await, [3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn gap_after_a_read_is_another_hole() {
+    let archive = FakeArchive::default();
+    archive.publish(&[cookies(1, 5)]);
+    let mut recovery = Recovery::start(&archive);
+    recovery.intake.open(hole(1, 10));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    recovery.intake.open(hole(21, 30));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    archive.publish(&[cookies(21, 30)]);
+    let both: Vec<_> = (1..=5).chain(21..=30).collect();
+    assert_eq!(recovery.closed().await, both);
+    assert!(recovery.closed().await.is_empty());
+    assert_eq!(recovery.lost(), [5, 0, 0, 0]);
 }
 
 #[tokio::test(start_paused = true)]
