@@ -112,7 +112,7 @@ impl Intake {
     pub fn open(&mut self, hole: Hole) {
         self.found += 1;
         let (id, cookies) = (HoleId(self.found), hole.cookies());
-        if self.held.len() >= HOLES_MAX {
+        if self.held.open_holes() >= HOLES_MAX {
             let lost = Counts::unavailable(cookies);
             self.status.refused(cookies, &lost);
             self.metrics.add_unrecovered(lost.lost_by_reason());

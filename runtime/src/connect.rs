@@ -11,14 +11,17 @@ use crate::listen::ByteStream;
 
 pub use connector::Connector;
 
-/// Why an archive cannot be read or written.
+/// Maximum length of the text of an [`ArchiveError`], which may contain text of a server.
+const ERROR_CHARS_MAX: usize = 500;
+
+/// Why an archive cannot be read or written. The text is shortened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
     /// It does not respond. A message that was sent may be stored.
-    #[error("{0}")]
+    #[error("{0:.ERROR_CHARS_MAX$}")]
     Unavailable(String),
     /// Somebody must change a setting.
-    #[error("{0}")]
+    #[error("{0:.ERROR_CHARS_MAX$}")]
     Refused(String),
 }
 

@@ -28,7 +28,7 @@ struct Held {
 
 impl HeldCursors {
     /// The number of open holes.
-    pub fn len(&self) -> usize {
+    pub fn open_holes(&self) -> usize {
         self.producers.iter().map(|it| it.holes.len()).sum()
     }
 

@@ -90,11 +90,13 @@ impl Status {
     /// Records whether the archive can be read, and logs each change once.
     pub(super) fn checked(&self, checked: &Result<Info, ArchiveError>) {
         self.update(|it| {
-            let (state, error) = match checked {
-                Ok(_) => (State::Current, String::new()),
-                Err(ArchiveError::Unavailable(why)) => (State::Unavailable, why.clone()),
-                Err(ArchiveError::Refused(why)) => (State::Refused, why.clone()),
+            let state = match checked {
+                Ok(_) => State::Current,
+                Err(ArchiveError::Unavailable(_)) => State::Unavailable,
+                Err(ArchiveError::Refused(_)) => State::Refused,
             };
+            let error = checked.as_ref().err().map(ArchiveError::to_string);
+            let error = error.unwrap_or_default();
             if let Ok(info) = checked {
                 it.newest = info.newest;
             }

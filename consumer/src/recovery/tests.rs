@@ -17,7 +17,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     archive::{ArchiveError, Info, Message},
     hole::REASONS,
-    recoverer::{ARCHIVE_WAIT, COPY_WAIT, POLL_INTERVAL, PROGRESS_TIMEOUT},
+    recoverer::{ARCHIVE_WAIT, CHECK_INTERVAL, COPY_WAIT, POLL_INTERVAL, PROGRESS_TIMEOUT},
     *,
 };
 use crate::{
@@ -375,6 +375,10 @@ async fn unusable_archive_loses_a_hole_only_after_a_timeout() {
     tokio::time::sleep(PROGRESS_TIMEOUT / 2).await;
     let described = recovery.intake.status().describe().unwrap();
     assert!(described.starts_with("refused: stream COOKIES: not found; recovering p"));
+    archive.0.lock().error = Some(ArchiveError::Refused("é".repeat(100_000)));
+    tokio::time::sleep(2 * CHECK_INTERVAL).await;
+    let described = recovery.intake.status().describe().unwrap();
+    assert!(described.chars().count() < 600, "{described}");
     archive.0.lock().error = None;
     assert_eq!(recovery.closed().await, (1..=10).collect::<Vec<_>>());
     archive.0.lock().error = Some(error);
@@ -388,22 +392,22 @@ async fn unusable_archive_loses_a_hole_only_after_a_timeout() {
 async fn gaps_of_a_slow_subscriber_are_read_together() {
     let archive = FakeArchive::default();
     let mut recovery = Recovery::start(&archive);
-    let opened = HOLES_MAX as u64;
-    for at in 0..opened + 3 {
-        recovery.intake.open(hole(at * 10 + 1, at * 10 + 2));
+    let hole_at = |at: usize| hole(at as u64 * 10 + 1, at as u64 * 10 + 2);
+    for at in 0..HOLES_MAX + 3 {
+        recovery.intake.open(hole_at(at));
     }
     assert_eq!(recovery.lost(), [0, 0, 0, 6], "too many");
     let before = archive.0.lock().calls;
-    for at in 0..opened {
+    for at in 0..HOLES_MAX as u64 {
         archive.publish(&[cookies(at * 10 + 1, at * 10 + 10)]);
     }
     let mut recovered = BTreeSet::new();
-    for _ in 0..opened {
+    for _ in 0..HOLES_MAX {
         recovered.extend(recovery.closed().await);
     }
-    assert_eq!(recovered.len() as u64, 2 * opened);
+    assert_eq!(recovered.len(), 2 * HOLES_MAX);
     let calls = archive.0.lock().calls - before;
-    let reads = opened as usize / READ_MAX;
+    let reads = HOLES_MAX / READ_MAX;
     assert!(calls < reads + 20, "{calls} calls, {reads} reads");
     let status = format!("{:?}", recovery.intake.status());
     assert!(status.contains("duplicates: 0"), "{status}");

@@ -17,9 +17,6 @@ const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// Age of the oldest sealed cookie that is not archived, above which the archive is behind.
 const BEHIND_AFTER: Duration = Duration::from_secs(5);
 
-/// Maximum length of an error, which may contain text of the NATS server.
-const ERROR_CHARS_MAX: usize = 500;
-
 /// State of the archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -82,8 +79,7 @@ impl Status {
             ArchiveError::Unavailable(_) if since >= STALLED_AFTER => State::Stalled,
             ArchiveError::Unavailable(_) => State::Connecting,
         };
-        let error = error.to_string().chars().take(ERROR_CHARS_MAX).collect();
-        self.change(state, error, |it| it.retries += 1);
+        self.change(state, error.to_string(), |it| it.retries += 1);
     }
 
     /// Records an acknowledged message. `lag` is the age of the oldest cookie that waits.
@@ -168,6 +164,6 @@ mod tests {
         let error = ArchiveError::Refused("é".repeat(100_000));
         status.failed(&error, Duration::ZERO);
         let text = status.describe().unwrap();
-        assert_eq!(text.chars().count(), "refused: ".len() + ERROR_CHARS_MAX);
+        assert_eq!(text.chars().count(), "refused: ".len() + 500);
     }
 }
