@@ -170,7 +170,7 @@ impl Copying {
         // Queued cookies are older than the floor.
         self.wait_queue().await;
         let floor = self.copier.deletions.floor().max(floor);
-        if floor > UnixMicros(0) {
+        if floor > UnixMicros::NONE {
             self.copier.upkeep.remove_deletions_until(floor).await?;
         }
         let copied = self.progress.copied();
@@ -240,7 +240,7 @@ impl Copying {
     /// Copies the deletions, and returns the node's floor.
     async fn copy_deletions(&mut self, client: &mut NodeClient) -> Result<UnixMicros> {
         let mut next = Some(String::new());
-        let mut floor = UnixMicros(0);
+        let mut floor = UnixMicros::NONE;
         while let Some(position) = next {
             let page = client.page(DELETIONS_PATH, &position).await?;
             for chunk in page.chunks {

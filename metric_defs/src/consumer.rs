@@ -105,7 +105,7 @@ metrics! {
     RECOVERY_RECOVERING gauge "consumer_archive_recovering_cookies"
         "Missing cookies that are neither recovered nor lost yet."
     RECOVERY_HOLES gauge "consumer_archive_holes"
-        "Holes in the streams of the producers that are being recovered, up to 16."
+        "Holes in the streams of the producers that are being recovered, up to 1,024."
     RECOVERY_DUPLICATES counter "consumer_archive_duplicate_cookies_total"
         "Cookies that were read from the archive again, and skipped."
     RECOVERY_REORDERED counter "consumer_archive_reordered_chunks_total"

@@ -3,6 +3,8 @@
 //! This is the worst case of all ports together. It excludes the admin port, and kernel memory for sockets,
 //! which also counts against the memory limit of a container.
 
+use proto::archive::GROUP_BYTES_MAX;
+
 use crate::{api, config::Config, edge, server, streams};
 
 /// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
@@ -20,7 +22,7 @@ pub struct ComponentMemory {
 }
 
 /// Memory bounds of all components under these settings.
-pub fn components(config: &Config) -> [ComponentMemory; 10] {
+pub fn components(config: &Config) -> [ComponentMemory; 11] {
     let component = |what, bound, count: usize, each: usize| ComponentMemory {
         what,
         bound,
@@ -80,6 +82,12 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
             "with `--api`: 256 connections, 64 MiB of responses",
             usize::from(config.api.address.is_some()),
             api::MEMORY_BYTES,
+        ),
+        component(
+            "message to the archive, and its copies in the connection",
+            "with `--archive`: 3 times 512 KiB, or `--chunk-bytes` if more",
+            3 * usize::from(config.archive.nats.is_some()),
+            GROUP_BYTES_MAX.max(config.retention.chunk_bytes),
         ),
         component("program, threads and metrics", "64 MiB", 1, PROCESS_BYTES),
     ]

@@ -1,6 +1,6 @@
 //! The progress of filling a store: stored, shown, logged, and compared at the end.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ impl Copying {
         let left = self.total.saturating_sub(copied) / rate.max(1);
         self.show(format!(
             "{percent} % from {node}, {rate} cookies/s, {} left",
-            humantime(left)
+            humantime::format_duration(Duration::from_secs(left))
         ));
         if is_due {
             tracing::info!(%node, copied, percent, cookies_per_second = rate, seconds_left = left, "filling this node");
@@ -144,13 +144,5 @@ impl Copying {
         self.show(format!("finished: {result}"));
         self.progress.finished = Some(result);
         self.save().await
-    }
-}
-
-fn humantime(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..7200 => format!("{} min", seconds / 60),
-        _ => format!("{} h", seconds / 3600),
     }
 }

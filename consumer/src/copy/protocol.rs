@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use proto::{
+    archive::Events,
     limits::AGE_MICROS_MAX,
     units::{DspId, Epoch, Sequence, UnixMicros},
     wire::{
-        ChunkHeader, ChunkRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
-        WireError, put_record, seal,
+        ChunkHeader, ChunkRef, HEADROOM_BYTES, Record, StreamMessage, WireError, put_record, seal,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -131,21 +131,11 @@ pub fn encode<'a>(records: impl Iterator<Item = (Record<'a>, UnixMicros)> + Clon
 /// # Errors
 /// If it does not consist of chunks.
 pub fn decode(body: &Bytes) -> Result<Vec<ChunkRef>, WireError> {
-    let (mut chunks, mut rest) = (Vec::new(), body.clone());
-    while !rest.is_empty() {
-        let prefix = rest.first_chunk::<FRAME_PREFIX_BYTES>();
-        let [_, length @ ..] = *prefix.ok_or(WireError::Truncated)?;
-        let end = FRAME_PREFIX_BYTES + u32::from_be_bytes(length) as usize;
-        if end > rest.len() {
-            return Err(WireError::Truncated);
-        }
-        let message = rest.split_to(end).slice(FRAME_PREFIX_BYTES..);
-        match StreamMessage::decode(message)? {
-            StreamMessage::Chunk(chunk) => chunks.push(chunk),
-            _ => return Err(WireError::WireType),
-        }
-    }
-    Ok(chunks)
+    let chunks = Events::new(body.clone()).map(|event| match event? {
+        StreamMessage::Chunk(chunk) => Ok(chunk),
+        _ => Err(WireError::WireType),
+    });
+    chunks.collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use runtime::{
     connect::credentials::NatsTlsArgs,
-    settings::{ConfigErrors, size},
+    settings::{ConfigErrors, optional, size},
 };
 
 use crate::archive::Nats;
@@ -18,15 +18,15 @@ pub(super) struct ArchiveArgs {
     #[arg(long, value_name = "URL", default_value = "")]
     archive: String,
 
-    /// Maximum rate at which the archive is written, for when it has to catch up
+    /// Maximum rate at which the archive is written, for when it has to catch up [default: 64MiB]
     #[arg(
         long,
         value_name = "BYTES",
-        default_value = "64MiB",
+        default_value = "",
         hide_short_help = true,
-        value_parser = size(1 << 20..=usize::MAX)
+        value_parser = optional(size(1 << 20..=usize::MAX))
     )]
-    archive_bytes_per_second: usize,
+    archive_bytes_per_second: std::option::Option<usize>,
 
     #[command(flatten)]
     tls: NatsTlsArgs,
@@ -46,13 +46,16 @@ impl ArchiveArgs {
     pub(super) fn check(self, errors: &mut ConfigErrors, chunk_bytes: usize) -> ArchiveConfig {
         let nats = if self.archive.is_empty() {
             self.tls.check_unused(errors);
+            if self.archive_bytes_per_second.is_some() {
+                errors.add("--archive-bytes-per-second: requires --archive");
+            }
             None
         } else {
             Nats::check(errors, &self.archive, &self.tls, chunk_bytes)
         };
         ArchiveConfig {
             nats,
-            bytes_per_second: self.archive_bytes_per_second,
+            bytes_per_second: self.archive_bytes_per_second.unwrap_or(64 << 20),
         }
     }
 }
