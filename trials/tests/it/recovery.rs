@@ -254,7 +254,7 @@ authorization {
     { user: reader, password: reader, permissions: {
       publish: [
         "$JS.API.STREAM.INFO.COOKIES", "$JS.API.DIRECT.GET.COOKIES",
-        "$JS.API.CONSUMER.CREATE.COOKIES.>", "$JS.API.CONSUMER.MSG.NEXT.COOKIES.>",
+        "$JS.API.CONSUMER.CREATE.COOKIES", "$JS.API.CONSUMER.MSG.NEXT.COOKIES.>",
         "$JS.API.CONSUMER.DELETE.COOKIES.>"
       ], subscribe: ["_INBOX.>"]
     } }
