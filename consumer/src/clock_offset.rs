@@ -3,10 +3,8 @@
 //! A producer reads its clock after this host sent a request, and before this host received the response. So the bounds
 //! hold whatever the delays were. A newer measurement replaces the bounds, because clocks drift and can be set.
 
+pub use proto::limits::CLOCK_AHEAD_MICROS_MAX;
 use proto::units::UnixMicros;
-
-/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
-pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// Delay of a record that shows that its producer's clock was set ahead: more than usual, until the next measurement.
 const DELAY_MICROS: i64 = 1_000_000;

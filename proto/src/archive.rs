@@ -4,6 +4,8 @@
 //! event. Messages of a subject are in order: each begins where the previous one ended. A message that was published twice has the same id
 //! (`Nats-Msg-Id`), so the server stores it once while it remembers the id.
 //!
+//! Nodes that read an archive report their positions in another stream, on the [subject](node_subject) of each node.
+//!
 //! All input is untrusted: anyone who may publish to the stream can send anything.
 //!
 //! ```
@@ -37,6 +39,9 @@ use crate::{
 
 /// First token of every subject.
 pub const SUBJECT_PREFIX: &str = "cookies";
+
+/// First token of the subjects of node reports.
+pub const NODES_PREFIX: &str = "cookies-nodes";
 
 /// Header with the version of the format.
 pub const VERSION_HEADER: &str = "Cookiesync-Version";
@@ -79,6 +84,20 @@ impl Origin {
         let is_valid = ids::check_name(&origin.producer_id).is_ok() && origin.epoch.0 > 0;
         (is_valid && origin.subject() == subject).then_some(origin)
     }
+}
+
+/// The subject of the reports of a node: its percent-encoded name.
+pub fn node_subject(name: &str) -> String {
+    let name = utf8_percent_encode(name, ESCAPED);
+    format!("{NODES_PREFIX}.{name}")
+}
+
+/// The name of the node with this subject; `None` if [`node_subject`] returns it for no valid name.
+pub fn node_name(subject: &str) -> Option<String> {
+    let name = subject.strip_prefix(NODES_PREFIX)?.strip_prefix('.')?;
+    let name = percent_decode_str(name).decode_utf8().ok()?.into_owned();
+    let is_valid = ids::check_name(&name).is_ok() && node_subject(&name) == subject;
+    is_valid.then_some(name)
 }
 
 /// Decodes the events of a message; ends after an error.
@@ -150,6 +169,23 @@ mod tests {
         check("a.b", "cookies.a%2Eb.7");
         check("a b*>", "cookies.a%20b%2A%3E.7");
         check("é%", "cookies.%C3%A9%25.7");
+    }
+
+    #[test]
+    fn subject_of_a_node_has_its_name() {
+        for name in ["node-1", "node 1.example>", "é%"] {
+            assert_eq!(node_name(&node_subject(name)).as_deref(), Some(name));
+        }
+        assert_eq!(node_subject("a.b"), "cookies-nodes.a%2Eb");
+        for subject in [
+            "cookies-nodes",
+            "cookies-nodes.",
+            "cookies-nodes.a.b",
+            "cookies-nodes.%61",
+            "cookies.a",
+        ] {
+            assert_eq!(node_name(subject), None, "{subject}");
+        }
     }
 
     #[test]

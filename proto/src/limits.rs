@@ -27,7 +27,11 @@ pub const AGE_MICROS_MAX: u64 = 7 * 24 * 3600 * 1_000_000;
 /// are rejected, because they could restore a deleted cookie.
 pub const DELETION_HORIZON_MICROS: u64 = 25 * 3600 * 1_000_000;
 
-/// Maximum bytes of a request message, enough for [`CURSORS_MAX`] cursors.
+/// Maximum time that the clock of a sender may be ahead of the receiver's, in microseconds: 5 minutes. Later times are clamped or
+/// rejected.
+pub const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
+
+/// Maximum bytes of a request message or node report, enough for [`CURSORS_MAX`] cursors.
 pub const REQUEST_BYTES_MAX: usize = 512 * 1024;
 
 /// Default bytes of a chunk's message, including its length prefix.

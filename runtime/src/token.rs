@@ -150,6 +150,11 @@ impl<P: Permissions> Tokens<P> {
         found.cloned().ok_or(TokenError::Invalid)
     }
 
+    /// All tokens.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(token, _)| token.as_str())
+    }
+
     /// The token that a client sends.
     pub fn first(&self) -> &str {
         &self.0[0].0

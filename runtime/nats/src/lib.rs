@@ -1,8 +1,9 @@
-//! Connections to NATS servers: addresses, credentials and TLS, the same in every program that uses NATS. A separate package, so that
-//! the other programs do not depend on `async-nats`.
+//! Connections to NATS servers: addresses, credentials and TLS, the same in every program that uses NATS, and the [reports](report) of
+//! nodes. A separate package, so that the other programs do not depend on `async-nats`.
 //!
 //! `async-nats` ignores credentials in URLs. They are removed from the URLs, so that its messages do not contain them.
 
+pub mod report;
 mod stream;
 
 use std::{fmt, fs::File, time::Duration};

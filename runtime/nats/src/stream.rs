@@ -49,14 +49,27 @@ impl StreamUrl {
     /// Parses URLs of servers, separated by commas, with the name of the stream at the end. Records all errors.
     pub fn check(errors: &mut ConfigErrors, url: &str, tls: &NatsTlsArgs) -> Option<Self> {
         let (servers, name) = url.rsplit_once('/').unwrap_or_default();
-        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-        if servers.ends_with('/') || name.is_empty() || !name.chars().all(is_name) {
+        if servers.ends_with('/') || !is_name(name) {
             errors.add("--archive: use URLs and a stream, like nats://127.0.0.1:4222/COOKIES");
             return None;
         }
         Some(Self {
             servers: Servers::check(errors, "--archive", servers, tls)?,
             name: name.to_owned(),
+        })
+    }
+
+    /// Another stream on the same servers, the value of `flag`. Records an error if its name is invalid.
+    pub fn sibling(&self, errors: &mut ConfigErrors, flag: &str, name: &str) -> Option<Self> {
+        if !is_name(name) {
+            errors.add(format!(
+                "{flag}: use the name of a stream, like COOKIES_NODES"
+            ));
+            return None;
+        }
+        Some(Self {
+            name: name.to_owned(),
+            ..self.clone()
         })
     }
 
@@ -135,6 +148,11 @@ impl Connection {
             }
         }
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    !text.is_empty() && text.chars().all(is_valid)
 }
 
 fn connection_lost() -> ArchiveError {
