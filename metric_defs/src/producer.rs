@@ -111,6 +111,10 @@ metrics! {
         "1 for the current state of the archive, 0 for the others: `connecting`; `current` (every cookie is archived within seconds); `behind` (acknowledged, but older cookies are waiting); `refused` (a setting of the NATS server or of the stream is unsuitable); `stalled` (no message was acknowledged for 10 s)."
     ARCHIVE_SECONDS histogram "producer_archive_seconds" in DELIVERY_SECONDS
         "Time from the first attempt to publish a message to the archive until its acknowledgement."
+    REPORTING_NODES gauge "producer_archive_nodes" by ["report"]
+        "Nodes without a stream that have reported their positions through the archive within --subscriber-retention. Receipts count nodes with a `verified` report; the names in an `unverified` report may be forged."
+    REPORTS_REJECTED counter "producer_archive_node_reports_rejected_total"
+        "Reports of nodes that were rejected: invalid, older than the last one of the node, more than 5 minutes in the future, or unverified under too many names."
 
     // DSP limits.
 

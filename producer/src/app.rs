@@ -22,7 +22,7 @@ use tonic_health::server::HealthReporter;
 pub use self::config_reload::RuntimeConfig;
 use crate::{
     api::{self, Api},
-    archive::{self, Archiver},
+    archive::{self, Archiver, ReportIntake},
     config::Config,
     contracts::Contracts,
     dsps::Dsps,
@@ -138,6 +138,17 @@ impl App {
         }
         if let Some(nats) = config.archive.nats.clone() {
             app.archiving.spawn(parts.archiver.run(nats));
+        }
+        if let Some(reports) = config.archive.node_reports.clone() {
+            let intake = ReportIntake {
+                producer_id: parts.producer_id.clone(),
+                log: app.log.clone(),
+                subscribers: app.subscribers.clone(),
+                tokens: config.security.tokens(),
+            };
+            let (stage, reading) = (&app.streams, reports.run(intake));
+            let reading = stage.stop.clone().run_until_cancelled_owned(reading);
+            stage.tasks.spawn(reading);
         }
         let http = app.edge.tasks.spawn(parts.edge.serve(
             ports.http,

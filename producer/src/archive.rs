@@ -18,20 +18,23 @@ mod groups;
 mod nats;
 mod status;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use prometheus::Histogram;
 use proto::{archive::Origin, v1::EpochEnd};
-use runtime::{connect::ArchiveError, metrics::Registry};
+use runtime::{connect::ArchiveError, metrics::Registry, reload::Reloader, token};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::groups::{Group, Groups};
 pub use self::{
-    nats::Nats,
+    nats::{Nats, NodeReports},
     status::{State, Status},
 };
-use crate::{log::Log, streams::times_to_live::TimesToLive};
+use crate::{
+    log::Log,
+    streams::{subscribers::Subscribers, times_to_live::TimesToLive},
+};
 
 /// Time between two attempts to publish a message: doubled up to the maximum, less up to a half at random.
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -85,6 +88,19 @@ pub struct Config {
     pub times_to_live: TimesToLive,
     /// Maximum rate.
     pub bytes_per_second: u64,
+}
+
+/// Where the reports of nodes go that read the archive, and what proves them.
+#[derive(Debug)]
+pub struct ReportIntake {
+    /// The id of the producer.
+    pub producer_id: String,
+    /// The log in which nodes have positions.
+    pub log: Log,
+    /// The subscribers and nodes.
+    pub subscribers: Subscribers,
+    /// The tokens of subscribers. Without them, no report is proven.
+    pub tokens: Option<Arc<Reloader<token::File>>>,
 }
 
 impl Archiver {

@@ -11,7 +11,7 @@ mod subscribers;
 
 use metric_defs::{MetricDef, producer};
 use prometheus::{IntCounterVec, IntGauge};
-use runtime::metrics::{Registry, as_f64, value};
+use runtime::metrics::{Registry, as_f64, family, value};
 
 use crate::{
     archive,
@@ -61,6 +61,15 @@ pub fn register(
         let unknown = nodes.values().filter(|it| **it == Confirmed::Unknown);
         let unknown = as_f64(unknown.count() as u64 + evicted);
         families.push(value(producer::UNKNOWN_NODES, unknown));
+        let reporting = subscribers.reporting();
+        let counts = [
+            ("verified", reporting.verified),
+            ("unverified", reporting.unverified.len()),
+        ];
+        let counts = counts.map(|(report, nodes)| ([report], as_f64(nodes as u64)));
+        families.push(family(producer::REPORTING_NODES, counts));
+        let rejected = as_f64(reporting.rejected);
+        families.push(value(producer::REPORTS_REJECTED, rejected));
         families
     })
 }

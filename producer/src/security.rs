@@ -160,6 +160,11 @@ impl Security {
         Ok(access)
     }
 
+    /// The tokens of subscribers, if they need one.
+    pub(crate) fn tokens(&self) -> Option<Arc<Reloader<token::File>>> {
+        self.token.clone()
+    }
+
     /// How other hosts can read the streams at `address`.
     pub(crate) fn exposure(&self, address: SocketAddr) -> Option<&'static str> {
         match (&self.tls, &self.token) {

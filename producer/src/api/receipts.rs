@@ -5,7 +5,8 @@
 //! confirmed. After a restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 //!
 //! A receipt names no client, and any client with the permission `delete` may look it up. The response contains the
-//! number of nodes in each state. It also names nodes, but only if the token grants all DSPs.
+//! number of nodes in each state. It also names nodes, but only if the token grants all DSPs. Nodes in reports that anyone can forge are
+//! stated separately.
 
 use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
@@ -82,10 +83,17 @@ pub(super) async fn show(
         "done": confirmed > 0 && pending.is_empty() && unknown_count == 0,
         "nodes": { "confirmed": confirmed, "pending": pending.len(), "unknown": unknown_count },
     });
+    let reported = parts.subscribers.reporting().unverified;
+    if !reported.is_empty() {
+        status["nodes"]["reported"] = reported.len().into();
+    }
     if client.permissions.may_use(DspId::NONE) {
         pending.truncate(NAMES_MAX);
         unknown.truncate(NAMES_MAX);
         status["names"] = json!({ "pending": pending, "unknown": unknown });
+        if !reported.is_empty() {
+            status["names"]["reported"] = reported.into();
+        }
     }
     if !is_current {
         status["action"] = REPEAT_AFTER_RESTART.into();

@@ -1,5 +1,7 @@
 //! Publishes to a NATS JetStream stream, which the operator has created. Uses only features that nats-server 2.9 supports.
 
+mod reports;
+
 use std::time::Duration;
 
 use async_nats::jetstream::{
@@ -17,6 +19,7 @@ use runtime::{
 use runtime_nats::{Connection, StreamUrl};
 
 use super::{Message, Publisher};
+pub use reports::NodeReports;
 
 /// Bytes of a message besides its chunks: headers, heartbeats, gaps and times to live.
 const OVERHEAD_BYTES: usize = 64 << 10;
@@ -44,6 +47,12 @@ impl Nats {
             connection: None,
             has_connected: false,
         })
+    }
+
+    /// The reports of nodes in another stream of the same servers. Records an error if its name is invalid.
+    pub fn node_reports(&self, errors: &mut ConfigErrors, stream: &str) -> Option<NodeReports> {
+        let url = self.url.sibling(errors, "--node-reports", stream);
+        url.map(NodeReports::new)
     }
 
     /// Connects, and checks the settings of the server and the stream.

@@ -2,7 +2,7 @@
 
 use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
 
-use super::{ArchiveError, Message, Publisher};
+use super::{ArchiveError, Message, Publisher, ReportIntake};
 
 /// Never exists.
 #[derive(Debug, Clone)]
@@ -18,6 +18,22 @@ impl Nats {
     ) -> Option<Self> {
         errors.add("--archive: requires a build with `--features producer/archive`");
         None
+    }
+
+    /// Never called.
+    pub fn node_reports(&self, _errors: &mut ConfigErrors, _stream: &str) -> Option<NodeReports> {
+        match *self {}
+    }
+}
+
+/// Never exists.
+#[derive(Debug, Clone)]
+pub enum NodeReports {}
+
+impl NodeReports {
+    /// Never called.
+    pub async fn run(self, _intake: ReportIntake) {
+        match self {}
     }
 }
 

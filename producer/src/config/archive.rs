@@ -5,7 +5,7 @@ use runtime::{
     settings::{ConfigErrors, optional, size},
 };
 
-use crate::archive::Nats;
+use crate::archive::{Nats, NodeReports};
 
 /// The settings as written.
 #[derive(Debug, Clone, clap::Args)]
@@ -17,6 +17,13 @@ pub(super) struct ArchiveArgs {
     /// The stream must exist; its subject must be `cookies.>`. Requires a build with `--features producer/archive`.
     #[arg(long, value_name = "URL", default_value = "")]
     archive: String,
+
+    /// Name of a JetStream stream on the same servers, in which nodes that read the archive report their positions [default: none]
+    ///
+    /// The stream must exist; its subject must be `cookies-nodes.>`. Receipts of deletions count nodes whose reports are authenticated
+    /// with a token in --token-file.
+    #[arg(long, value_name = "STREAM", default_value = "")]
+    node_reports: String,
 
     /// Maximum rate at which the archive is written, for when it has to catch up [default: 64MiB]
     #[arg(
@@ -37,6 +44,8 @@ pub(super) struct ArchiveArgs {
 pub struct ArchiveConfig {
     /// Where to publish, if there is an archive.
     pub nats: Option<Nats>,
+    /// Where nodes report their positions.
+    pub node_reports: Option<NodeReports>,
     /// Maximum rate.
     pub bytes_per_second: usize,
 }
@@ -49,11 +58,16 @@ impl ArchiveArgs {
             if self.archive_bytes_per_second.is_some() {
                 errors.add("--archive-bytes-per-second: requires --archive");
             }
+            if !self.node_reports.is_empty() {
+                errors.add("--node-reports: requires --archive");
+            }
             None
         } else {
             Nats::check(errors, &self.archive, &self.tls, chunk_bytes)
         };
+        let with_reports = nats.as_ref().filter(|_| !self.node_reports.is_empty());
         ArchiveConfig {
+            node_reports: with_reports.and_then(|it| it.node_reports(errors, &self.node_reports)),
             nats,
             bytes_per_second: self.archive_bytes_per_second.unwrap_or(64 << 20),
         }

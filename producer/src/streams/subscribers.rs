@@ -11,6 +11,7 @@
 mod account;
 mod confirmations;
 mod lease;
+mod reports;
 mod retention;
 mod snapshot;
 
@@ -27,8 +28,14 @@ use runtime::metrics::Peak;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::{account::Account, confirmations::Confirmations};
-pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
+use self::{account::Account, confirmations::Confirmations, reports::Unverified};
+pub use self::{
+    account::Totals,
+    confirmations::Confirmed,
+    lease::Lease,
+    reports::{Report, ReportedPosition, ReportingNodes},
+    snapshot::Snapshot,
+};
 pub use super::call::Call;
 use super::{call::CallError, in_flight::SubscriberInFlight};
 use crate::{interval_limit::IntervalLimit, rate_limits::RateLimits};
@@ -73,6 +80,7 @@ struct SubscribersShared {
     confirmations: Mutex<Confirmations>,
     /// Notified when a node has confirmed a higher position.
     confirmed: Notify,
+    unverified: Mutex<Unverified>,
 }
 
 #[derive(Debug)]
@@ -174,6 +182,7 @@ impl Subscribers {
                 loss_log: IntervalLimit::new(LINES_MAX, LINES_INTERVAL),
                 confirmations: Mutex::default(),
                 confirmed: Notify::new(),
+                unverified: Mutex::default(),
             }),
         }
     }
@@ -265,6 +274,7 @@ impl Subscribers {
         }
         // A subscriber is never locked after the confirmations.
         let confirmations = self.confirmations();
+        nodes.extend(confirmations.reporting(Instant::now(), table.retention));
         let states = confirmations.states(nodes.into_iter(), first, last);
         (states, confirmations.evicted)
     }

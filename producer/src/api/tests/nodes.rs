@@ -57,6 +57,19 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     }
 }
 
+#[tokio::test]
+async fn reports_that_anyone_can_forge_are_shown_and_not_counted() {
+    let api = api();
+    let deleted = status(&api, Method::DELETE, "/v1/users/u").await;
+    assert_eq!(deleted, StatusCode::ACCEPTED);
+    assert!(api.inner.parts.subscribers.report_unverified("node"));
+    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
+    let nodes = json!({"confirmed": 0, "pending": 0, "unknown": 0, "reported": 1});
+    assert_eq!(receipt["nodes"], nodes);
+    assert_eq!(receipt["names"]["reported"], json!(["node"]));
+    assert_eq!(receipt["done"], false);
+}
+
 /// Otherwise streams under invented names could evict a node and thus complete a pending receipt.
 #[tokio::test]
 async fn receipt_is_not_done_after_a_node_was_evicted() {

@@ -4,6 +4,9 @@
 //! gap nor records before the start of the stream. Each confirmation is therefore stored with the ranges that the
 //! subscriber had lost before it.
 //!
+//! A node that reads an archive has no stream. Its [reports](super::Report) state which records it has lost, and also show that it
+//! is alive. They take the place of confirmations.
+//!
 //! A subscriber becomes a node with its first confirmation. Before that, receipts count it only while the producer
 //! retains the subscriber.
 
@@ -12,9 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::units::Sequence;
+use proto::units::{Sequence, UnixMicros};
 
-use super::account::{Account, LOST_RANGES_MAX, Received};
+use super::{
+    account::{Account, LOST_RANGES_MAX, Received},
+    reports::Report,
+};
 
 /// Whether a node has carried out deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +59,18 @@ struct Node {
     durable: Sequence,
     applied: Sequence,
     received: Received,
+    report: LastReport,
+}
+
+/// The last report of a node.
+#[derive(Debug, Default)]
+struct LastReport {
+    /// Its time by the node's clock, to recognize older ones.
+    time: UnixMicros,
+    /// When it was sent; `None` if that is longer ago than this host runs.
+    at: Option<Instant>,
+    /// Whether the node has confirmed nothing on a stream since.
+    is_current: bool,
 }
 
 impl Received {
@@ -83,6 +101,20 @@ impl Received {
     }
 }
 
+impl Node {
+    /// Records positions. Returns whether they are higher.
+    fn confirm(&mut self, durable: Sequence, applied: Sequence, received: Received) -> bool {
+        self.received.merge(received);
+        // After a reconnect, a node knows its applied position only once no deletion is in progress. Until then, its previous
+        // applied position stays valid, up to the durable position.
+        let applied = applied.max(self.applied.min(durable));
+        let is_raised = self.durable < durable || self.applied < applied;
+        self.durable = durable;
+        self.applied = applied;
+        is_raised
+    }
+}
+
 impl Confirmations {
     /// Records a confirmation. Returns whether it raises the confirmed position.
     pub(super) fn confirm(
@@ -92,24 +124,71 @@ impl Confirmations {
         applied: Sequence,
         account: &Account,
     ) -> bool {
+        let node = self.node(name, account.received());
+        node.seen = Instant::now();
+        node.report.is_current = false;
+        node.confirm(durable, applied, account.received())
+    }
+
+    /// Records a report. Returns false if the node has sent a newer one.
+    pub(super) fn report(&mut self, report: &Report, now: Instant) -> bool {
+        let known = self.nodes.get(&report.name).map(|node| node.report.time);
+        if known >= Some(report.time) {
+            // The last report is read again after a reconnect.
+            return known == Some(report.time);
+        }
+        // Nothing shows that the node is new. So it counts for all records of the epoch.
+        let nothing = Received {
+            joined: Sequence::FIRST,
+            next: Sequence::FIRST,
+            certain_from: Sequence(0),
+            lost: Vec::new(),
+        };
+        let at = now.checked_sub(report.age);
+        let node = self.node(&report.name, nothing);
+        node.seen = at.unwrap_or(node.seen);
+        node.report = LastReport {
+            time: report.time,
+            at,
+            is_current: true,
+        };
+        if let Some(position) = &report.position {
+            let received = Received {
+                joined: position.first,
+                next: position.durable.next(),
+                certain_from: position.lost_until.next(),
+                lost: Vec::new(),
+            };
+            node.confirm(position.durable, position.applied, received);
+        }
+        true
+    }
+
+    /// The nodes whose last report is younger than `retention`, by name.
+    pub(super) fn reporting(
+        &self,
+        now: Instant,
+        retention: Duration,
+    ) -> impl Iterator<Item = (&str, Received)> {
+        let is_young = move |at: Instant| now.saturating_duration_since(at) < retention;
+        let nodes = self.nodes.iter().filter(move |(_, node)| {
+            node.report.is_current && node.report.at.is_some_and(is_young)
+        });
+        nodes.map(|(name, node)| (name.as_str(), node.received.clone()))
+    }
+
+    /// The node with this name. A new node has `received` these records.
+    fn node(&mut self, name: &str, received: Received) -> &mut Node {
         if !self.nodes.contains_key(name) {
             self.evict_longest_absent();
         }
-        let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
+        self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
             seen: Instant::now(),
             durable: Sequence(0),
             applied: Sequence(0),
-            received: account.received(),
-        });
-        node.seen = Instant::now();
-        node.received.merge(account.received());
-        // After a reconnect, a node knows its applied position only once no deletion is in progress. Until then, its previous
-        // applied position stays valid, up to the durable position.
-        let applied = applied.max(node.applied.min(durable));
-        let is_raised = node.durable < durable || node.applied < applied;
-        node.durable = durable;
-        node.applied = applied;
-        is_raised
+            received,
+            report: LastReport::default(),
+        })
     }
 
     /// Records a new stream, from which nothing was sent yet. Records that it sends again must be confirmed again: the node may have lost its store.
@@ -148,9 +227,11 @@ impl Confirmations {
         node.map(|node| [node.durable, node.applied])
     }
 
-    /// Number of nodes that have stored the records with these sequence numbers durably.
+    /// Number of nodes with streams that have stored the records with these sequence numbers durably.
     pub(super) fn count_durable(&self, first: Sequence, last: Sequence) -> usize {
-        let has = |node: &&Node| node.durable >= last && node.received.has(first, last);
+        let has = |node: &&Node| {
+            !node.report.is_current && node.durable >= last && node.received.has(first, last)
+        };
         self.nodes.values().filter(has).count()
     }
 

@@ -19,6 +19,7 @@ impl Subscribers {
         let key = |name: &str| (Call::Subscribe, name.to_owned());
         let is_subscriber = |name: &str| table.by_name.contains_key(&key(name));
         self.confirmations().sweep(now, is_subscriber);
+        self.shared.unverified.lock().sweep(now, table.retention);
     }
 }
 
@@ -52,7 +53,7 @@ impl SubscriberTable {
 
 impl Subscriber {
     /// When its latest stream ended; `None` while it streams.
-    fn ended(&self) -> Option<Instant> {
+    pub(super) fn ended(&self) -> Option<Instant> {
         match self.state.lock().stream {
             StreamState::Streaming { .. } => None,
             StreamState::Ended { since } => Some(since),
