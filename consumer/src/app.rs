@@ -39,6 +39,7 @@ use crate::{
     lookup,
     maintenance::{self, dsp_deletions},
     metrics::{Metrics, register_deletions, register_health, register_producers},
+    node_reports::Reporter,
     recovery::{self, Intake, Recoverer, archive::Archive, recovery},
     sink::{Failure, Sink, StopTokens},
     store::Store,
@@ -235,6 +236,21 @@ impl App {
         if let Some(copying) = copying {
             let copying = copying.run(self.stop_reading.clone()).map(Ok);
             self.data_path.spawn(monitor.clone().run("copier", copying));
+        }
+        if let Some(reports) = config.node_reports {
+            let reporter = Reporter {
+                reports,
+                name: config.args.producers.name.clone(),
+                token: config.security.token.clone(),
+                producers: producers.clone(),
+                deletions: deletions.clone(),
+            };
+            let reporting = stop.clone().run_until_cancelled_owned(reporter.run());
+            tasks.spawn(
+                monitor
+                    .clone()
+                    .run("node report", reporting.map(|_| Ok(()))),
+            );
         }
         let upkeep = store.upkeep;
         let jobs = dsp_deletions::run(deletions.clone(), Arc::clone(&upkeep), stop.clone());

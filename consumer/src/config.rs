@@ -56,6 +56,8 @@ pub struct Config {
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
     /// The archive, if there is one.
     pub archive: Option<recovery::Nats>,
+    /// Where this node reports its positions.
+    pub node_reports: Option<recovery::NodeReports>,
     /// Token for the nodes from which this node is filled.
     pub copy_token: Option<Arc<Reloader<token::File>>>,
 }
@@ -77,6 +79,9 @@ impl Settings for Args {
         self.storage.check(errors);
         self.retention.check(errors);
         let has_https = self.producers.producer.iter().any(|it| it.https);
+        let archive = self.archive.check(errors, &self.producers.name);
+        let reports = &self.archive.node_reports;
+        let with_reports = archive.as_ref().filter(|_| !reports.is_empty());
         let file = &self.process.cookies_token_file;
         let file = NamedFile::from_flag("--cookies-token-file", file).map(token::File::new);
         Config {
@@ -84,7 +89,8 @@ impl Settings for Args {
             ttls: self.retention.ttls(),
             copy_token: self.copy.check(errors, self.process.admin),
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
-            archive: self.archive.check(errors, &self.producers.name),
+            node_reports: with_reports.and_then(|it| it.node_reports(errors, reports)),
+            archive,
             args: self,
         }
     }
@@ -98,6 +104,9 @@ impl ArchiveArgs {
     fn check(&self, errors: &mut ConfigErrors, name: &str) -> Option<recovery::Nats> {
         if self.archive.is_empty() {
             self.tls.check_unused(errors);
+            if !self.node_reports.is_empty() {
+                errors.add("--node-reports: requires --archive");
+            }
             return None;
         }
         recovery::Nats::check(errors, &self.archive, &self.tls, name)

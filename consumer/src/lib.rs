@@ -16,7 +16,8 @@
 //! - [`store`] makes a batch durable, and then its cursors. A restarted consumer resumes from the cursors in the *store*.
 //!   Writing a batch twice changes nothing.
 //! - [`ledger`] counts the outcome of every received cookie; its equation holds at any time.
-//! - [`recovery`] reads what the streams did not deliver from an archive.
+//! - [`recovery`] reads what the streams did not deliver from an archive. [`node_reports`] tells producers to which this node has no
+//!   stream what it has stored.
 //! - [`health`] is the state behind `/readyz` and `/healthz`.
 //! - [`maintenance`] runs expiry and compaction in their windows, with a [`clock`] that tests can set.
 //! - [`copy`] fills a new node from the store of another.
@@ -40,6 +41,7 @@ pub mod dsp_slots;
 
 pub mod suppression;
 
+pub mod node_reports;
 pub mod recovery;
 
 pub mod sink;

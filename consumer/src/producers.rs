@@ -20,7 +20,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use parking_lot::{Mutex, MutexGuard};
 use proto::{
     cursor::Position,
-    units::{Epoch, UnixMicros},
+    units::{Epoch, Sequence, UnixMicros},
 };
 use tokio::{
     sync::Notify,
@@ -29,7 +29,7 @@ use tokio::{
 
 use self::table::Table;
 pub use self::{
-    producer::{AdvanceResult, ObservedRange, ProducerStatus},
+    producer::{AdvanceResult, DurablePosition, ObservedRange, ProducerStatus},
     table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
 use crate::{
@@ -105,6 +105,12 @@ impl Producers {
     /// Position up to which a producer's cookies are durable.
     pub fn durable(&self, producer: &str) -> Option<Position> {
         self.table().get(producer)?.durable
+    }
+
+    /// Durable positions of all producers, most recently advanced first, up to the maximum of a report. Those of epochs that this process
+    /// has not observed are omitted.
+    pub fn durable_positions(&self) -> Vec<DurablePosition> {
+        self.table().durable_positions()
     }
 
     /// Number of open streams of a producer.
@@ -301,11 +307,11 @@ impl StreamGuard {
         producer.caught_up(self.epoch, until)
     }
 
-    /// Adds cookies lost in a gap; returns the total of this epoch.
-    pub fn add_lost(&self, cookies: u64) -> u64 {
+    /// Adds cookies lost in a gap up to `last`; returns the total of this epoch.
+    pub fn add_lost(&self, cookies: u64, last: Sequence) -> u64 {
         let mut table = self.producers.table();
         let producer = table.producer(&self.producer);
-        producer.add_lost(self.epoch, cookies)
+        producer.add_lost(self.epoch, cookies, last)
     }
 
     /// Waits until another stream of the same producer is open.
@@ -328,8 +334,6 @@ impl Drop for StreamGuard {
 
 #[cfg(test)]
 mod tests {
-    use proto::units::Sequence;
-
     use super::*;
 
     #[tokio::test]

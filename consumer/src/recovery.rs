@@ -38,7 +38,7 @@ use self::archive::Archive;
 pub use self::{
     cursors::{HeldCursors, HoleId},
     hole::{Counts, Hole, LossReason},
-    nats::Nats,
+    nats::{Nats, NodeReports},
     recoverer::Recoverer,
     status::Status,
 };

@@ -43,6 +43,7 @@ use crate::{
     ttl::Ttls,
 };
 use buffer::{BufferWriter, Item};
+pub(crate) use confirm::AppliedPosition;
 use confirm::Confirmations;
 use restarts::Restart;
 use sequence::{ProtocolViolation, StreamPosition};
@@ -340,7 +341,7 @@ impl Subscription {
                 if !is_recovered {
                     self.context.metrics.add_lost(gap.reason(), lost);
                 }
-                guard.add_lost(lost);
+                guard.add_lost(lost, Sequence(gap.last_sequence));
                 let cursor = position.cursor();
                 let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch.0, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
@@ -408,7 +409,7 @@ impl Subscription {
             complete: true,
             ..position.cursor()
         };
-        let lost_in_gaps = guard.add_lost(0);
+        let lost_in_gaps = guard.add_lost(0, Sequence(0));
         if lost_in_gaps > 0 {
             let (producer, sequence) = (&*cursor.producer, cursor.sequence.0);
             tracing::warn!(

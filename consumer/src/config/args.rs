@@ -263,6 +263,13 @@ pub(super) struct ArchiveArgs {
     #[arg(long, value_name = "URL", hide_env_values = true, default_value = "")]
     pub(super) archive: String,
 
+    /// Name of a JetStream stream on the same servers, in which this node reports what it has stored, for producers to which it has no
+    /// stream [default: none]
+    ///
+    /// The reports are authenticated with the token in --token-file. Producers need the same setting.
+    #[arg(long, value_name = "STREAM", default_value = "")]
+    pub(super) node_reports: String,
+
     #[command(flatten)]
     pub(super) tls: NatsTlsArgs,
 }

@@ -1,5 +1,7 @@
 //! State of one producer: its received, durable and newest known positions. Does no I/O.
 
+use std::sync::Arc;
+
 use proto::{
     cursor::Position,
     units::{Epoch, Sequence, UnixMicros},
@@ -69,6 +71,19 @@ pub struct ObservedRange {
     pub from: Sequence,
     /// Cookies lost in gaps from `from` on.
     pub lost_in_gaps: u64,
+    /// The last of them; 0 if there are none.
+    pub lost_until: Sequence,
+}
+
+/// A durable position, and the part of its epoch that led to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DurablePosition {
+    /// The producer.
+    pub producer: Arc<str>,
+    /// The position.
+    pub durable: Position,
+    /// The part of this epoch that this process observed.
+    pub observed: ObservedRange,
 }
 
 /// Result of advancing a stream.
@@ -90,6 +105,7 @@ impl ObservedRange {
             epoch: cursor.epoch,
             from: cursor.sequence.next(),
             lost_in_gaps: 0,
+            lost_until: Sequence(0),
         }
     }
 }
@@ -103,6 +119,7 @@ impl Producer {
     /// Sets the cursor of the store.
     pub(super) fn load(&mut self, cursor: Cursor) {
         self.record_commit(&cursor);
+        self.observed = Some(ObservedRange::after(&cursor));
         self.received = Some(cursor);
     }
 
@@ -193,12 +210,13 @@ impl Producer {
         advanced
     }
 
-    /// Adds lost cookies of an epoch; returns the total of the epoch.
-    pub(super) fn add_lost(&mut self, epoch: Epoch, cookies: u64) -> u64 {
+    /// Adds lost cookies of an epoch up to `last`; returns the total of the epoch.
+    pub(super) fn add_lost(&mut self, epoch: Epoch, cookies: u64, last: Sequence) -> u64 {
         let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {
             return cookies;
         };
         observed.lost_in_gaps = observed.lost_in_gaps.saturating_add(cookies);
+        observed.lost_until = observed.lost_until.max(last);
         observed.lost_in_gaps
     }
 
@@ -206,7 +224,21 @@ impl Producer {
     pub(super) fn add_recovered(&mut self, epoch: Epoch, cookies: u64) {
         if let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) {
             observed.lost_in_gaps = observed.lost_in_gaps.saturating_sub(cookies);
+            if observed.lost_in_gaps == 0 {
+                observed.lost_until = Sequence(0);
+            }
         }
+    }
+
+    /// The durable position, if it is in the epoch that this process observes.
+    pub(super) fn durable_position(&self, producer: &Arc<str>) -> Option<DurablePosition> {
+        let (durable, observed) = (self.durable?, self.observed?);
+        let producer = Arc::clone(producer);
+        (durable.epoch == observed.epoch).then_some(DurablePosition {
+            producer,
+            durable,
+            observed,
+        })
     }
 
     /// Removes the durable position. Unless a stream is open, also removes and returns the received position.

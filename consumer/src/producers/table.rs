@@ -13,7 +13,7 @@ use proto::{
     units::{Sequence, UnixMicros},
 };
 
-use super::producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus};
+use super::producer::{AdvanceResult, DurablePosition, ObservedRange, Producer, ProducerStatus};
 use crate::{batch::Cursor, clock_offset::CLOCK_AHEAD_MICROS_MAX};
 
 /// Maximum number of producers in a snapshot. Producers with an address are always included.
@@ -232,6 +232,16 @@ impl Table {
         known.truncate(CURSORS_MAX);
         let cursors = known.into_iter().map(|(_, cursor)| cursor.clone());
         cursors.collect()
+    }
+
+    /// The durable positions, most recently advanced first, up to the maximum of a report.
+    pub(super) fn durable_positions(&self) -> Vec<DurablePosition> {
+        let mut known: Vec<_> = self.producers.iter().collect();
+        known.sort_by_key(|(_, producer)| std::cmp::Reverse(producer.advanced_at));
+        let durable = known
+            .into_iter()
+            .filter_map(|(id, it)| it.durable_position(id));
+        durable.take(CURSORS_MAX).collect()
     }
 
     /// A snapshot. The clock of this host was set ahead by `set_ahead` microseconds since the start.

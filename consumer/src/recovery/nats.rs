@@ -3,6 +3,8 @@
 //! A read uses its own short-lived consumer: it keeps no state that a restart of the server or of the stream could invalidate. After an
 //! error, the next call connects again.
 
+mod reports;
+
 use std::time::Duration;
 
 use async_nats::{
@@ -30,6 +32,7 @@ use runtime_nats::{Connection, StreamUrl};
 use tokio::time::timeout;
 
 use super::archive::{Archive, Info, Message};
+pub use reports::NodeReports;
 
 /// Maximum time of a whole call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -63,6 +66,12 @@ impl Nats {
             client: client.to_owned(),
             connection: None,
         })
+    }
+
+    /// The reports of this node in another stream of the same servers. Records an error if its name is invalid.
+    pub fn node_reports(&self, errors: &mut ConfigErrors, stream: &str) -> Option<NodeReports> {
+        let url = self.url.sibling(errors, "--node-reports", stream)?;
+        Some(NodeReports::new(url, self.client.clone()))
     }
 }
 

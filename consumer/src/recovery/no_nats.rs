@@ -1,6 +1,7 @@
 //! Stands for NATS in a build without the feature `archive`.
 
 use async_trait::async_trait;
+use proto::v1::NodePositions;
 use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
 
 use super::archive::{Archive, ArchiveError, Info, Message};
@@ -19,6 +20,26 @@ impl Nats {
     ) -> Option<Self> {
         errors.add("--archive: requires a build with `--features consumer/archive`");
         None
+    }
+
+    /// Never called.
+    pub fn node_reports(&self, _errors: &mut ConfigErrors, _stream: &str) -> Option<NodeReports> {
+        match *self {}
+    }
+}
+
+/// Never exists.
+#[derive(Debug, Clone)]
+pub enum NodeReports {}
+
+impl NodeReports {
+    /// Never called.
+    pub async fn publish(
+        &mut self,
+        _positions: &NodePositions,
+        _token: Option<&str>,
+    ) -> Result<(), ArchiveError> {
+        match *self {}
     }
 }
 

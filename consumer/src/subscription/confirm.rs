@@ -44,7 +44,7 @@ pub(super) struct Confirmations {
 /// A busy retry queue always has deletions. So a durable position is kept until all its deletions have taken effect,
 /// while newer deletions are queued.
 #[derive(Debug, Default)]
-struct AppliedPosition {
+pub(crate) struct AppliedPosition {
     applied: Sequence,
     /// A durable position, and the number of the next deletion at that time.
     kept: (Sequence, u64),
@@ -52,7 +52,7 @@ struct AppliedPosition {
 
 impl AppliedPosition {
     /// Updates and returns the position; see [`unapplied`](crate::deletions::Deletions::unapplied).
-    fn advance(&mut self, durable: Sequence, unapplied: &Range<u64>) -> Sequence {
+    pub(crate) fn advance(&mut self, durable: Sequence, unapplied: &Range<u64>) -> Sequence {
         let (position, next) = self.kept;
         if unapplied.start >= next {
             self.applied = position;

@@ -50,7 +50,7 @@ pub(crate) async fn post(api: &str, path: &str, rows: &str) -> Result<(u16, Valu
     Ok((status, serde_json::from_str(&body)?))
 }
 
-async fn receipt(api: &str, receipt: &Value) -> Result<Value> {
+pub(crate) async fn receipt(api: &str, receipt: &Value) -> Result<Value> {
     let receipt = receipt.as_str().context("a receipt is text")?;
     let (status, body) = call(api, &format!("GET /v1/receipts/{receipt} HTTP/1.1"), "").await?;
     ensure!(status == 200, "{status} {body}");

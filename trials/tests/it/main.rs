@@ -16,6 +16,7 @@ mod ledger;
 mod limits;
 mod maintenance;
 mod mongods;
+mod node_reports;
 mod process_wrapper;
 mod recovery;
 mod restarts;

@@ -145,24 +145,31 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     assert_eq!(it.open_at(one, &stored, None), None);
     assert_eq!(it.open_at(other, &stored, None), None);
     let id: Arc<str> = "p".into();
-    assert_eq!(it.table.producer(&id).add_lost(Epoch(1), 10), 10);
-    assert_eq!(it.table.producer(&id).add_lost(Epoch(1), 5), 15);
+    assert_eq!(
+        it.table.producer(&id).add_lost(Epoch(1), 10, Sequence(15)),
+        10
+    );
+    assert_eq!(
+        it.table.producer(&id).add_lost(Epoch(1), 5, Sequence(20)),
+        15
+    );
     let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
     let expected = ObservedRange {
         epoch: Epoch(1),
         from: Sequence(6),
         lost_in_gaps: 15,
+        lost_until: Sequence(20),
     };
     assert_eq!(it.open_at(one, &at, Some(&before)), Some(expected));
     let sibling = it.open_at(other, &at, Some(&before));
     assert_eq!(sibling, None, "the sibling reports it");
     assert_eq!(
-        it.table.producer(&id).add_lost(Epoch(2), 1),
+        it.table.producer(&id).add_lost(Epoch(2), 1, Sequence(0)),
         1,
         "counted per epoch"
     );
     assert_eq!(
-        it.table.producer(&id).add_lost(Epoch(1), 100),
+        it.table.producer(&id).add_lost(Epoch(1), 100, Sequence(0)),
         100,
         "that epoch has ended"
     );
