@@ -40,11 +40,23 @@ use crate::{
     maintenance::{self, dsp_deletions},
     metrics::{Metrics, register_deletions, register_health, register_producers},
     node_reports::Reporter,
-    recovery::{self, Intake, Recoverer, archive::Archive, recovery},
+    recovery::{self, Follower, Intake, Parts, Recoverer, archive::Archive},
     sink::{Failure, Sink, StopTokens},
     store::Store,
     subscription::{self, discovery},
 };
+
+/// The archive, once for each task that reads it.
+#[derive(Debug, Default)]
+pub struct Archives {
+    /// For recovery.
+    pub recovery: Option<Box<dyn Archive>>,
+    /// For a follower, which replaces subscriptions.
+    pub follower: Option<Box<dyn Archive>>,
+}
+
+/// The task that recovers holes, the end of the collector, and an archive to follow.
+type Recovery = (Option<Recoverer>, Intake, Option<Box<dyn Archive>>);
 
 /// A running consumer. Its stages have clones.
 #[derive(Debug, Clone)]
@@ -72,9 +84,15 @@ impl App {
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
         let admin = listen::bind(config.args.process.admin, "--admin")?;
-        let archive = config.archive.clone();
-        let archive = archive.map(|nats| Box::new(nats) as Box<dyn Archive>);
-        Self::start_in(store, admin, Arc::new(Tcp), archive, config, registry)
+        let archive = || {
+            let archive = config.archive.clone();
+            archive.map(|nats| Box::new(nats) as Box<dyn Archive>)
+        };
+        let archives = Archives {
+            recovery: archive(),
+            follower: archive().filter(|_| config.is_follower),
+        };
+        Self::start_in(store, admin, Arc::new(Tcp), archives, config, registry)
     }
 
     /// Starts to read, with a store, admin port, network and archive that simulations replace. Those of `config` are not used.
@@ -85,7 +103,7 @@ impl App {
         store: Store,
         listener: L,
         network: Arc<dyn Network>,
-        archive: Option<Box<dyn Archive>>,
+        archives: Archives,
         config: Config,
         registry: Registry,
     ) -> anyhow::Result<Self> {
@@ -115,7 +133,10 @@ impl App {
         register_producers(&registry, producers.clone(), config.ttls.clone())?;
         register_deletions(&registry, app.deletions.clone())?;
         register_health(&registry, Arc::clone(&health))?;
-        let (recoverer, intake) = recovery(archive, &metrics.subscription, &producers);
+        let Archives { recovery, follower } = archives;
+        let is_following = follower.is_some();
+        let (recoverer, intake) =
+            recovery::recovery(recovery, is_following, &metrics.subscription, &producers);
         let archive = intake.status().clone();
         archive.register(&registry)?;
         let pages = Pages {
@@ -139,7 +160,7 @@ impl App {
         let services = &app.services;
         services.watch(config.cookies_tokens.as_ref(), &services.stage);
         services.watch(config.copy_token.as_ref(), &services.stage);
-        let recovery = (recoverer, intake);
+        let recovery = (recoverer, intake, follower);
         let running = app
             .clone()
             .run_data_path(config, network, recovery, metrics, process);
@@ -168,7 +189,7 @@ impl App {
         self,
         config: Config,
         network: Arc<dyn Network>,
-        (recoverer, intake): (Option<Recoverer>, Intake),
+        (recoverer, intake, followed): Recovery,
         metrics: Metrics,
         process: u64,
     ) -> Result<(), Failure> {
@@ -186,7 +207,7 @@ impl App {
             retrier: stop.clone(),
         };
         let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
-        let archive = intake.status().clone();
+        let archive_status = intake.status().clone();
         let sink = Sink::open(
             &config,
             &store,
@@ -256,7 +277,7 @@ impl App {
         let jobs = dsp_deletions::run(deletions.clone(), Arc::clone(&upkeep), stop.clone());
         tasks.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
         let maintenance = maintenance::run(
-            upkeep,
+            Arc::clone(&upkeep),
             self.runtime_config.maintenance.subscribe(),
             Clock::System,
             producers.clone(),
@@ -265,6 +286,22 @@ impl App {
             stop,
         );
         tasks.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
+        let collecting = monitor.clone().run("collector", collecting);
+        self.data_path.spawn(collecting);
+        if let Some(archive) = followed {
+            let parts = Parts {
+                producers,
+                buffer,
+                ttls: config.ttls,
+                status: archive_status,
+                metrics: metrics.subscription,
+            };
+            let follower = Follower::new(archive, parts, upkeep, deletions);
+            let following = self.stop_reading.run_until_cancelled_owned(follower.run());
+            let following = monitor.run("follower", following.map(|_| Ok(())));
+            self.data_path.spawn(following);
+            return writing.await;
+        }
         let context = subscription::Context {
             // Each host name has at least one address, even before it is resolved.
             producers_min: config.args.producers.producer.len(),
@@ -274,7 +311,7 @@ impl App {
             producers,
             deletions,
             ttls: config.ttls,
-            archive,
+            archive: archive_status,
             metrics: metrics.subscription,
         };
         let discovery = discovery::run(
@@ -284,9 +321,8 @@ impl App {
             self.data_path.clone(),
             self.stop_reading,
         );
-        let discovery = monitor.clone().run("producer discovery", discovery.map(Ok));
+        let discovery = monitor.run("producer discovery", discovery.map(Ok));
         self.data_path.spawn(discovery);
-        self.data_path.spawn(monitor.run("collector", collecting));
         writing.await
     }
 }
@@ -315,10 +351,10 @@ struct Pages {
 impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
         let mut components = vec![ready::drain(self.draining.is_cancelled())];
-        components.extend(self.health.components());
-        // Never affects readiness.
+        let is_following = self.archive.is_following();
+        components.extend(self.health.components(is_following));
         let archive = self.archive.describe();
-        components.extend(archive.map(|state| Component::new("archive", Ok(state))));
+        components.extend(archive.map(|state| Component::new("archive", state)));
         components
     }
 

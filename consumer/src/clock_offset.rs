@@ -6,7 +6,7 @@
 pub use proto::limits::CLOCK_AHEAD_MICROS_MAX;
 use proto::units::UnixMicros;
 
-/// Delay of a record that shows that its producer's clock was set ahead: more than usual, until the next measurement.
+/// Maximum usual delay of a record, if there is no measurement.
 const DELAY_MICROS: i64 = 1_000_000;
 
 /// Bounds of how far this host's clock is ahead of a producer's, in microseconds; negative if it is behind.
@@ -26,6 +26,17 @@ impl ClockOffset {
             min: sent.ahead_of(producer),
             max: received.ahead_of(producer),
         }
+    }
+
+    /// The bounds if only records arrive: this host's clock was ahead of the time of each record by at least `max`. Unless a record
+    /// shows more, a clock is ahead by less than the usual delay; by the maximum while all records were delayed.
+    pub fn arrived(max: i64) -> Self {
+        let min = if max <= DELAY_MICROS {
+            max.min(0) - DELAY_MICROS
+        } else {
+            -CLOCK_AHEAD_MICROS_MAX.cast_signed()
+        };
+        Self { min, max }
     }
 
     /// The bounds after the arrival of a record: this host's clock was ahead of the record's time by `max`. If that contradicts
@@ -60,5 +71,13 @@ mod tests {
         assert_eq!(measured.after_arrival(2_000), measured);
         assert_eq!(measured.after_arrival(700), offset(500, 700));
         assert_eq!(measured.after_arrival(-60_000), offset(-1_060_000, -60_000));
+    }
+
+    #[test]
+    fn clock_that_was_not_measured_is_ahead_by_the_usual_delay_at_most() {
+        let bounds = |max| ClockOffset::arrived(max).min;
+        assert_eq!(bounds(100_000), -1_000_000);
+        assert_eq!(bounds(-3_900_000), -4_900_000);
+        assert_eq!(bounds(1_000_001), -300_000_000);
     }
 }

@@ -17,7 +17,7 @@ use runtime::{
 
 use crate::{recovery, ttl::Ttls};
 
-use self::args::ArchiveArgs;
+use self::args::{ArchiveArgs, ArchiveMode, DEFAULT_PRODUCER};
 pub use self::args::{
     Args, CopyArgs, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs,
     StorageArgs,
@@ -58,6 +58,8 @@ pub struct Config {
     pub archive: Option<recovery::Nats>,
     /// Where this node reports its positions.
     pub node_reports: Option<recovery::NodeReports>,
+    /// Whether everything is read from the archive, and nothing from producers.
+    pub is_follower: bool,
     /// Token for the nodes from which this node is filled.
     pub copy_token: Option<Arc<Reloader<token::File>>>,
 }
@@ -78,6 +80,7 @@ impl Settings for Args {
     fn check(self, errors: &mut ConfigErrors) -> Config {
         self.storage.check(errors);
         self.retention.check(errors);
+        self.archive.check_mode(errors, &self.producers);
         let has_https = self.producers.producer.iter().any(|it| it.https);
         let archive = self.archive.check(errors, &self.producers.name);
         let reports = &self.archive.node_reports;
@@ -91,6 +94,7 @@ impl Settings for Args {
             cookies_tokens: file.and_then(|file| load_files(errors, file)),
             node_reports: with_reports.and_then(|it| it.node_reports(errors, reports)),
             archive,
+            is_follower: self.archive.archive_mode == ArchiveMode::Follow,
             args: self,
         }
     }
@@ -101,6 +105,19 @@ impl Settings for Args {
 }
 
 impl ArchiveArgs {
+    fn check_mode(&self, errors: &mut ConfigErrors, producers: &ProducersArgs) {
+        if self.archive_mode != ArchiveMode::Follow {
+            return;
+        }
+        if self.archive.is_empty() {
+            errors.add("--archive-mode follow: requires --archive; add the URL of the stream");
+        }
+        // clap does not tell whether a list has its default value.
+        if !matches!(&*producers.producer, [it] if it.to_string() == DEFAULT_PRODUCER) {
+            errors.add("--archive-mode follow: reads nothing from producers; remove --producer");
+        }
+    }
+
     fn check(&self, errors: &mut ConfigErrors, name: &str) -> Option<recovery::Nats> {
         if self.archive.is_empty() {
             self.tls.check_unused(errors);

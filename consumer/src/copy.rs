@@ -55,6 +55,9 @@ const IN_FLIGHT_RECORDS: u64 = 65_536;
 /// Maximum time to wait for the streams of all producers: an address may lead to no producer.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time after which a follower of an archive has heard all producers: each archives a message every second.
+const FOLLOW_TIME: Duration = Duration::from_secs(10);
+
 /// Maximum time until another node has stored what the producers sent before this node's streams began.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -188,16 +191,22 @@ impl Copying {
     /// Waits until the producers of all known addresses have open streams, whose start is known.
     async fn wait_streams(&self) {
         let producers = self.copier.health.producers();
-        let end = Instant::now() + STREAMS_TIMEOUT;
+        let began = Instant::now();
         loop {
-            let addresses = producers.snapshot().addresses;
+            let snapshot = producers.snapshot();
+            let addresses = snapshot.addresses;
+            let mut known = snapshot.producers.values();
+            let is_following = addresses.is_empty() && known.any(|it| it.streams > 0);
+            if is_following && began.elapsed() >= FOLLOW_TIME {
+                return;
+            }
             let is_open =
                 |id: &Arc<str>| producers.streams(id) > 0 && producers.cursor(id).is_some();
             let mut ids = addresses.values().map(|it| it.producer.as_ref());
             if !addresses.is_empty() && ids.all(|id| id.is_some_and(is_open)) {
                 return;
             }
-            if Instant::now() > end {
+            if began.elapsed() > STREAMS_TIMEOUT {
                 tracing::warn!(
                     "not connected to all producers; what a producer accepts before this node connects to it may be missing here"
                 );

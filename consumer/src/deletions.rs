@@ -306,9 +306,11 @@ impl Deletions {
         let Some((table, hashes)) = self.table(user_id, dsp_id) else {
             return Some(UnixMicros::NONE);
         };
-        // The floor also covers cookies of other users, so the differences of clocks do not extend it.
         let copied = table.copied_floor.filter(|_| arriving.is_delayed);
-        if arriving.accepted <= table.floor.max(copied.unwrap_or_default()) {
+        let floor = table.floor.max(copied.unwrap_or_default());
+        // The floor also covers cookies of other users, so the differences of clocks extend it only for delayed ones.
+        let is_early = arriving.is_delayed && arriving.is_covered_until(floor);
+        if arriving.accepted <= floor || is_early {
             return None;
         }
         let mut latest = table.floor;

@@ -163,8 +163,8 @@ impl Health {
         &self.producers
     }
 
-    /// The components of `/readyz`.
-    pub fn components(&self) -> Vec<Component> {
+    /// The components of `/readyz`. A follower of an archive has no streams, and confirms nothing to producers.
+    pub fn components(&self, is_following: bool) -> Vec<Component> {
         let store = self.store_down().map_or(Ok("up".to_owned()), Err);
         let cursors = if self.producers.is_loaded() {
             Ok("loaded".to_owned())
@@ -190,13 +190,16 @@ impl Health {
             )),
         };
         let copy = self.copy().map(|it| Component::new("copy", Ok(it.state)));
-        let components = vec![
+        let mut components = vec![
             Component::new("store", store),
             Component::new("cursors", cursors),
             Component::new("dsps", Ok(self.describe_dsps())),
-            Component::new("producers", producers),
-            Component::new("confirmations", Self::describe_confirmations(&snapshot)),
         ];
+        if !is_following {
+            let confirmations = Self::describe_confirmations(&snapshot);
+            components.push(Component::new("producers", producers));
+            components.push(Component::new("confirmations", confirmations));
+        }
         components.into_iter().chain(copy).collect()
     }
 }
@@ -213,7 +216,7 @@ mod tests {
     #[track_caller]
     fn check(health: &Health, not_ready: &[(&str, &str)]) {
         let components = health
-            .components()
+            .components(false)
             .into_iter()
             .filter(|component| !component.ready);
         let found: Vec<_> = components
@@ -260,7 +263,7 @@ mod tests {
         };
         let connected = one.open_stream(start);
         check(&health, &[]);
-        assert_eq!(health.components()[3].state, "1 of 2 connected");
+        assert_eq!(health.components(false)[3].state, "1 of 2 connected");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let why = "failing, so deletions do not complete: 127.0.0.1:1 of http://producers:7676: no";
         for (error, failed, not_ready) in [
@@ -287,11 +290,11 @@ mod tests {
         health.set_dsp_available(DspId(1));
         check(&health, &[]);
         assert_eq!(
-            health.components()[2].state,
+            health.components(false)[2].state,
             "retry queue: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
         );
         drop(other);
-        assert_eq!(health.components()[3].state, "1 of 1 connected");
+        assert_eq!(health.components(false)[3].state, "1 of 1 connected");
         drop(connected);
         // Without a stream, nothing is confirmed.
         assert!(health.producers().set_unconfirmed(address, Some("no")));

@@ -156,6 +156,28 @@ impl Producers {
         }
     }
 
+    /// Records an opened stream. The first stream of a new epoch also returns the observed range of the previous epoch, so
+    /// that a loss is reported once. A producer that is read from an archive has no registered address.
+    pub fn open_stream(
+        &self,
+        address: SocketAddr,
+        start: StreamStart<'_>,
+    ) -> (StreamGuard, Option<ObservedRange>) {
+        let Cursor {
+            producer, epoch, ..
+        } = start.at;
+        let observed = self.table().open_stream(address, start);
+        self.0.streams_changed.notify_waiters();
+        let stream = StreamGuard {
+            producers: self.clone(),
+            address,
+            producer: Arc::clone(producer),
+            epoch: *epoch,
+            has_advanced: false,
+        };
+        (stream, observed)
+    }
+
     /// Records why the confirmations to an address fail, or that they succeed. Returns whether they failed before.
     pub fn set_unconfirmed(&self, address: SocketAddr, why: Option<&str>) -> bool {
         self.table().set_unconfirmed(address, why)
@@ -221,6 +243,15 @@ impl Producers {
         }
     }
 
+    /// Like [`limit_clock`](Self::limit_clock), for a producer whose clock is never measured.
+    pub fn estimate_clock(&self, producer: &str, accepted: UnixMicros) {
+        let ahead = self.steady_now().ahead_of(accepted);
+        if let Some(producer) = self.table().get_mut(producer) {
+            let max = producer.offset.map_or(ahead, |known| ahead.min(known.max));
+            producer.offset = Some(ClockOffset::arrived(max));
+        }
+    }
+
     /// The measured difference of a producer's clock, if known.
     pub fn clock_offset(&self, producer: &str) -> Option<ClockOffset> {
         self.table().get(producer)?.offset
@@ -266,22 +297,9 @@ impl AddressGuard {
         self.producers.table().set_error(self.address, error);
     }
 
-    /// Records an opened stream. The first stream of a new epoch also returns the observed range of the previous epoch, so
-    /// that a loss is reported once.
+    /// Records an opened stream, see [`Producers::open_stream`].
     pub fn open_stream(&self, start: StreamStart<'_>) -> (StreamGuard, Option<ObservedRange>) {
-        let Cursor {
-            producer, epoch, ..
-        } = start.at;
-        let observed = self.producers.table().open_stream(self.address, start);
-        self.producers.0.streams_changed.notify_waiters();
-        let stream = StreamGuard {
-            producers: self.producers.clone(),
-            address: self.address,
-            producer: Arc::clone(producer),
-            epoch: *epoch,
-            has_advanced: false,
-        };
-        (stream, observed)
+        self.producers.open_stream(self.address, start)
     }
 }
 
@@ -335,6 +353,34 @@ impl Drop for StreamGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deletion_covers_cookies_of_a_clock_that_records_show_to_be_ahead() {
+        let producers = Producers::default();
+        let cursor = |producer: &str| Cursor {
+            producer: producer.into(),
+            epoch: Epoch(1),
+            sequence: Sequence(0),
+            complete: false,
+        };
+        producers.load(vec![cursor("p"), cursor("ahead")]);
+        let (now, second) = (producers.steady_now(), 1_000_000);
+        let latest = || producers.latest_anywhere("p", now).ahead_of(now);
+        producers.estimate_clock("p", now.before(600 * second));
+        producers.estimate_clock("p", now);
+        producers.estimate_clock("ahead", now.before(600 * second));
+        let unknown = latest();
+        assert!(unknown >= 300 * second.cast_signed(), "{unknown}");
+        producers.estimate_clock("ahead", now.after(3 * second));
+        // The usual delay, and that of this test.
+        let known = latest();
+        assert!(
+            (3 * second..5 * second).contains(&known.cast_unsigned()),
+            "{known}"
+        );
+        producers.estimate_clock("ahead", now.before(9 * second));
+        assert!(latest() >= 3 * second.cast_signed());
+    }
 
     #[tokio::test]
     async fn waiters_wake_when_streams_open_and_close() {

@@ -11,12 +11,15 @@
 //! Cookies of a producer that has been absent for a minute are also read from the archive. They advance its cursor, as if the
 //! stream had delivered them.
 //!
+//! With `--archive-mode follow`, a [`Follower`] reads everything from the archive, in place of subscriptions.
+//!
 //! The recoverer holds one read of the archive (about 2 MiB) in memory. It takes turns between the open holes, with one read each, so that
 //! a hole that the archive does not have yet delays no other.
 
 pub mod archive;
 mod cursors;
 mod cut;
+mod follower;
 mod following;
 mod hole;
 mod intervals;
@@ -37,6 +40,7 @@ use tokio::sync::mpsc;
 use self::archive::Archive;
 pub use self::{
     cursors::{HeldCursors, HoleId},
+    follower::{Follower, Parts},
     hole::{Counts, Hole, LossReason},
     nats::{Nats, NodeReports},
     recoverer::Recoverer,
@@ -77,15 +81,16 @@ pub struct Intake {
     metrics: metrics::Subscription,
 }
 
-/// Creates the task, if there is an archive, and the end of the collector.
+/// Creates the task, if there is an archive, and the end of the collector. `is_following` if a [`Follower`] reads the archive, too.
 pub fn recovery(
     archive: Option<Box<dyn Archive>>,
+    is_following: bool,
     metrics: &metrics::Subscription,
     producers: &Producers,
 ) -> (Option<Recoverer>, Intake) {
     let (opening, holes) = mpsc::channel(HOLES_MAX);
     let (passing, recovered) = mpsc::channel(CHUNKS_MAX);
-    let status = archive.as_ref().map(|_| Status::begin());
+    let status = archive.as_ref().map(|_| Status::begin(is_following));
     let status = status.unwrap_or_default();
     let intake = Intake {
         holes: opening,

@@ -250,17 +250,8 @@ impl Subscription {
             observed,
             new_epoch: start.epoch,
         });
-        let item = match restart {
-            Some(restart) if restart.may_lose() && self.context.archive.has_archive() => {
-                Item::Hole(Hole::restart(restart), start.clone())
-            }
-            restart => {
-                if let Some(restart) = restart {
-                    restart.report(&self.context.metrics, 0);
-                }
-                Item::Cursor(start.clone())
-            }
-        };
+        let has_archive = self.context.archive.has_archive();
+        let item = Restart::begin(restart, &start, &self.context.metrics, has_archive);
         self.push(item, &mut guard, &start, None).await?;
         let confirmations = Confirmations {
             context: Arc::clone(&self.context),

@@ -113,7 +113,7 @@ metrics! {
     RECOVERY_REJECTED counter "consumer_archive_rejected_messages_total"
         "Messages of the archive that were skipped, because they are invalid, of another version, or under the subject of another epoch."
     RECOVERY_AGE_SECONDS gauge "consumer_archive_newest_message_age_seconds"
-        "Age of the newest message in the archive that this consumer reads, up to 30 seconds too high."
+        "Age of the newest message in the archive that this consumer reads, up to 30 seconds too high. With --archive-mode follow: age of the last message that was read, exactly."
     RECOVERY_STATE gauge "consumer_archive_state" by ["state"]
         "1 for the current state of the archive, 0 for the others: `connecting`; `current` (it can be read); `unavailable` (it does not respond); `refused` (a setting of the NATS server or of the stream is unsuitable)."
 

@@ -25,6 +25,9 @@ use crate::{maintenance_window::Window, store::mongodb, ttl::Ttls};
 /// Upper bound of sizes in memory and on disk, to reject typos.
 const BYTES_MAX: usize = 1 << 40;
 
+/// Default of `--producer`.
+pub(super) const DEFAULT_PRODUCER: &str = "http://127.0.0.1:7676";
+
 const EXAMPLES: &str = "\
 Examples:
   Read from all producers behind a host name and write to the local mongod:
@@ -79,7 +82,7 @@ pub struct ProducersArgs {
         long,
         value_name = "URL",
         value_delimiter = ',',
-        default_value = "http://127.0.0.1:7676",
+        default_value = DEFAULT_PRODUCER,
         value_parser = parse_producer
     )]
     pub producer: Vec<ProducerUrl>,
@@ -252,6 +255,16 @@ pub struct MongodbArgs {
     pub mongodb_prefix: String,
 }
 
+/// What a consumer reads from the archive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ArchiveMode {
+    /// What the producers in --producer no longer have
+    #[default]
+    Recover,
+    /// Everything, and nothing from producers
+    Follow,
+}
+
 /// Where to read what the streams did not deliver.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Archive")]
@@ -262,6 +275,10 @@ pub(super) struct ArchiveArgs {
     /// Cookies that the producers no longer have are read from it. Requires a build with `--features consumer/archive`.
     #[arg(long, value_name = "URL", hide_env_values = true, default_value = "")]
     pub(super) archive: String,
+
+    /// What is read from the archive
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    pub(super) archive_mode: ArchiveMode,
 
     /// Name of a JetStream stream on the same servers, in which this node reports what it has stored, for producers to which it has no
     /// stream [default: none]

@@ -71,6 +71,22 @@ fn flag_beats_file_beats_default() {
     check_producers(&args, &["http://a:1", "http://b:7676"]);
 }
 
+#[cfg(feature = "archive")]
+#[test]
+fn follower_needs_an_archive_and_no_producers() {
+    let follow = ["--archive-mode", "follow"];
+    let archive = ["--archive", "nats://127.0.0.1/COOKIES"];
+    assert!(!load(&archive).unwrap().is_follower);
+    assert!(load(&[follow, archive].concat()).unwrap().is_follower);
+    let error = load(&follow).unwrap_err();
+    assert!(error.contains("--archive-mode follow: requires --archive"));
+    let producer = ["--producer", "http://a:1"];
+    let error = load(&[follow, archive, producer].concat()).unwrap_err();
+    assert!(
+        error.contains("--archive-mode follow: reads nothing from producers; remove --producer")
+    );
+}
+
 #[test]
 fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";

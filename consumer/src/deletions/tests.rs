@@ -1,6 +1,7 @@
 //! Tests of the table of deletions.
 
 use super::*;
+use crate::clock_offset::ClockOffset;
 
 #[test]
 fn deletion_must_cover_cookies_that_were_stored_with_an_increased_time() {
@@ -226,4 +227,21 @@ fn floor_of_another_node_covers_only_delayed_cookies_of_streams_until_the_copy_e
     table.end_copy();
     assert!(!table.is_copying() && !admits(50, false) && admits(51, false));
     check(&table, "v", 1, 50);
+}
+
+#[test]
+fn floor_covers_delayed_cookies_of_a_clock_that_is_ahead() {
+    let table = table(&[]);
+    table.add(&Deletion::floor(UnixMicros(50)));
+    let admits = |accepted, is_delayed| {
+        let arriving = Arriving {
+            producer: &"p".into(),
+            offset: Some(ClockOffset { min: -10, max: 0 }),
+            accepted: UnixMicros(accepted),
+            is_delayed,
+        };
+        table.admit(b"v", DspId(1), &arriving).is_some()
+    };
+    assert!(!admits(50, false) && admits(51, false));
+    assert!(!admits(60, true) && admits(61, true));
 }

@@ -58,7 +58,13 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         .map(|(address, it)| (address.to_string(), u8::from(it.is_connected)))
         .collect();
     let connected = addresses.iter().map(|(_, connected)| u64::from(*connected));
-    let streams = as_f64(connected.sum());
+    let has_address = |id| {
+        let mut addresses = snapshot.addresses.values();
+        addresses.any(|it| it.producer.as_ref() == Some(id))
+    };
+    let read = snapshot.producers.iter();
+    let read = read.filter(|(id, it)| it.streams > 0 && !has_address(id));
+    let streams = as_f64(connected.sum::<u64>() + read.count() as u64);
     let addresses = addresses.iter();
     let addresses = addresses.map(|(address, connected)| ([&**address], f64::from(*connected)));
     let unconfirmed = snapshot.addresses.values();

@@ -165,8 +165,12 @@ impl Table {
             let producer = self.producers.get(address.producer.as_ref()?);
             producer?.complete_until()
         });
+        let read = self.producers.values().filter(|it| it.streams > 0);
         // `None` is less than any time, so one unknown time makes the result unknown.
-        times.min().flatten()
+        times
+            .chain(read.map(Producer::complete_until))
+            .min()
+            .flatten()
     }
 
     /// Whether the clocks of all producers are measured.
@@ -265,11 +269,12 @@ impl Table {
         }
     }
 
-    /// The last producer that responded at each address.
+    /// The last producer that responded at each address, and those that are read from an archive.
     fn with_address(&self) -> BTreeSet<Arc<str>> {
         let addresses = self.addresses.values();
         let ids = addresses.filter_map(|address| address.producer.clone());
-        ids.collect()
+        let read = self.producers.iter().filter(|(_, it)| it.streams > 0);
+        ids.chain(read.map(|(id, _)| Arc::clone(id))).collect()
     }
 
     /// Removes producers without state.

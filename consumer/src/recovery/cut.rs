@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use proto::{
-    units::UnixMicros,
+    units::{Sequence, UnixMicros},
     wire::{
         self, ChunkHeader, ChunkRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Record, StreamMessage,
     },
@@ -15,7 +15,7 @@ use super::intervals::length;
 /// The records of these numbers, except cookies that were accepted before `accepted_min`; also returns the number of the latter.
 /// Deletions are never too old. `None` if nothing remains.
 ///
-/// A malformed record keeps its number, so that the batch counts it. The sequence numbers of a shortened chunk are meaningless.
+/// A malformed record keeps its number, so that the batch counts it. Without cookies that were too old, sequence numbers do not change.
 pub(super) fn cut(
     chunk: &ChunkRef,
     range: &RangeInclusive<u64>,
@@ -40,7 +40,12 @@ pub(super) fn cut(
     let Ok(count @ 1..) = u32::try_from(length(range) - old) else {
         return (None, old);
     };
-    let at = wire::seal(&mut buffer, &ChunkHeader { count, ..header }) + FRAME_PREFIX_BYTES;
+    let header = ChunkHeader {
+        first_sequence: Sequence(*range.start()),
+        count,
+        ..header
+    };
+    let at = wire::seal(&mut buffer, &header) + FRAME_PREFIX_BYTES;
     match StreamMessage::decode(Bytes::from(buffer).slice(at..)) {
         Ok(StreamMessage::Chunk(chunk)) => (Some(chunk), old),
         other => unreachable!("a chunk was encoded: {other:?}"),

@@ -290,7 +290,7 @@ pub(super) fn begin(event: &StreamMessage) -> Option<Sequence> {
 }
 
 /// The number after an event.
-fn next(event: &StreamMessage) -> Option<u64> {
+pub(super) fn next(event: &StreamMessage) -> Option<u64> {
     match event {
         StreamMessage::Chunk(chunk) => Some(chunk.header().last_sequence().next().0),
         StreamMessage::Event(Event::Gap(gap)) => Some(gap.last_sequence.saturating_add(1)),

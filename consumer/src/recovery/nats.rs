@@ -1,7 +1,7 @@
 //! An archive in a NATS JetStream stream, which recovery only reads.
 //!
 //! A read uses its own short-lived consumer: it keeps no state that a restart of the server or of the stream could invalidate. After an
-//! error, the next call connects again.
+//! error, the next call connects again. A follower keeps its consumer until the first error.
 
 mod reports;
 
@@ -10,13 +10,13 @@ use std::time::Duration;
 use async_nats::{
     HeaderMap,
     jetstream::{
+        self,
         consumer::{AckPolicy, DeliverPolicy, pull},
         stream::DirectGetErrorKind,
     },
 };
 use async_trait::async_trait;
-use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, stream};
 use proto::{
     archive::{SUBJECT_PREFIX, VERSION, VERSION_HEADER},
     units::UnixMicros,
@@ -31,7 +31,7 @@ use runtime::{
 use runtime_nats::{Connection, StreamUrl};
 use tokio::time::timeout;
 
-use super::archive::{Archive, Info, Message};
+use super::archive::{Archive, Info, Message, Messages};
 pub use reports::NodeReports;
 
 /// Maximum time of a whole call.
@@ -43,6 +43,11 @@ const CONSUMER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number and bytes of the messages of a read. A message has at most 1 MiB, the default maximum of a server.
 const READ_MESSAGES_MAX: usize = 1_000;
 const READ_BYTES_MAX: usize = 2 << 20;
+
+/// Intervals at which a follower asks for more, and at which the server shows that it has nothing new: twice this time without any
+/// message is an error.
+const PULL_INTERVAL: Duration = Duration::from_secs(2);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The stream, and the connection, if there is one.
 #[derive(Debug, Clone)]
@@ -97,9 +102,9 @@ impl Archive for Nats {
             self.connection = None;
             return Err(Refused(why.to_owned()));
         }
-        let newest = info.state.last_timestamp.unix_timestamp_nanos() / 1_000;
-        let newest = u64::try_from(newest).ok().map(UnixMicros);
+        let newest = Some(micros(info.state.last_timestamp.unix_timestamp_nanos()));
         Ok(Info {
+            created: micros(info.created.unix_timestamp_nanos()),
             last_position: info.state.last_sequence,
             newest: newest.filter(|_| info.state.last_sequence > 0),
             is_copy,
@@ -122,35 +127,26 @@ impl Archive for Nats {
             }
         };
         let found = self.call(&connection, found).await?;
-        Ok(found.map(|it| message(it.sequence, Some(&it.headers), it.payload)))
+        Ok(found.map(|it| Message {
+            position: it.sequence,
+            archived: micros(it.time.unix_timestamp_nanos()),
+            subject: it.subject.into_string(),
+            is_known_version: is_known_version(Some(&it.headers)),
+            payload: it.payload,
+        }))
     }
 
     async fn read(&mut self, subject: &str, position: u64) -> Result<Vec<Message>, ArchiveError> {
         let connection = self.connection().await?;
         let stream = &connection.stream;
-        let config = pull::Config {
-            deliver_policy: DeliverPolicy::ByStartSequence {
-                start_sequence: position.max(1),
-            },
-            ack_policy: AckPolicy::None,
-            filter_subject: subject.to_owned(),
-            inactive_threshold: CONSUMER_TIMEOUT,
-            num_replicas: 1,
-            memory_storage: true,
-            ..pull::Config::default()
-        };
         let read = async {
-            let consumer = stream.create_consumer(config).await?;
+            let consumer = stream.create_consumer(consumer(subject, position)).await?;
             let fetch = consumer.fetch().max_messages(READ_MESSAGES_MAX);
             let mut fetched = fetch.max_bytes(READ_BYTES_MAX).messages().await?;
             let mut messages = Vec::new();
             while let Some(next) = fetched.next().await {
                 match next {
-                    Ok(it) => {
-                        let position = it.info()?.stream_sequence;
-                        let it = it.message;
-                        messages.push(message(position, it.headers.as_ref(), it.payload));
-                    }
+                    Ok(it) => messages.push(message(it)?.1),
                     // At the maximum number of bytes, the server ends the read with an error.
                     Err(_) if !messages.is_empty() => break,
                     Err(error) => return Err(error),
@@ -161,6 +157,27 @@ impl Archive for Nats {
             Ok::<_, async_nats::Error>(messages)
         };
         Box::pin(self.call(&connection, read)).await
+    }
+
+    async fn follow(&mut self, position: u64) -> Result<Messages, ArchiveError> {
+        let connection = self.connection().await?;
+        let stream = &connection.stream;
+        let open = async {
+            let subject = format!("{SUBJECT_PREFIX}.>");
+            let consumer = stream.create_consumer(consumer(&subject, position)).await?;
+            let pulls = consumer.stream().max_messages_per_batch(READ_MESSAGES_MAX);
+            let pulls = pulls.max_bytes_per_batch(READ_BYTES_MAX);
+            let pulls = pulls.expires(PULL_INTERVAL).heartbeat(HEARTBEAT_INTERVAL);
+            Ok::<_, async_nats::Error>(pulls.messages().await?)
+        };
+        let pulled = Box::pin(self.call(&connection, open)).await?;
+        let follower = Follower {
+            what: format!("cannot read stream {}", self.url.name),
+            pulled,
+            connection,
+            delivered: 0,
+        };
+        Ok(stream::unfold(follower, Follower::next).boxed())
     }
 }
 
@@ -192,12 +209,65 @@ impl Nats {
     }
 }
 
-/// A message of the stream.
-fn message(position: u64, headers: Option<&HeaderMap>, payload: Bytes) -> Message {
-    let version = headers.and_then(|headers| headers.get(VERSION_HEADER));
-    Message {
-        position,
-        is_known_version: version.is_some_and(|version| version.as_str() == VERSION),
-        payload,
+/// The messages of a consumer that stays open.
+struct Follower {
+    what: String,
+    pulled: pull::Stream,
+    connection: Connection,
+    /// Number of messages so far.
+    delivered: u64,
+}
+
+impl Follower {
+    async fn next(mut self) -> Option<(Result<Message, ArchiveError>, Self)> {
+        let next = async {
+            let next = self.pulled.next().await.ok_or("the consumer has ended")?;
+            let (number, message) = message(next?)?;
+            self.delivered += 1;
+            // The server does not repeat what a lost connection had.
+            if number != self.delivered {
+                return Err("a message was not delivered".into());
+            }
+            Ok::<_, async_nats::Error>(message)
+        };
+        let next = self.connection.request(&self.what, next).await;
+        Some((next, self))
     }
+}
+
+/// A consumer of the messages at or after a position.
+fn consumer(subject: &str, position: u64) -> pull::Config {
+    pull::Config {
+        deliver_policy: DeliverPolicy::ByStartSequence {
+            start_sequence: position.max(1),
+        },
+        ack_policy: AckPolicy::None,
+        filter_subject: subject.to_owned(),
+        inactive_threshold: CONSUMER_TIMEOUT,
+        num_replicas: 1,
+        memory_storage: true,
+        ..pull::Config::default()
+    }
+}
+
+/// A message, and its number in the order of its consumer, from 1.
+fn message(it: jetstream::Message) -> Result<(u64, Message), async_nats::Error> {
+    let info = it.info()?;
+    let message = Message {
+        position: info.stream_sequence,
+        archived: micros(info.published.unix_timestamp_nanos()),
+        subject: it.subject.to_string(),
+        is_known_version: is_known_version(it.headers.as_ref()),
+        payload: it.payload.clone(),
+    };
+    Ok((info.consumer_sequence, message))
+}
+
+fn is_known_version(headers: Option<&HeaderMap>) -> bool {
+    let version = headers.and_then(|headers| headers.get(VERSION_HEADER));
+    version.is_some_and(|version| version.as_str() == VERSION)
+}
+
+fn micros(nanos: i128) -> UnixMicros {
+    UnixMicros(u64::try_from(nanos / 1_000).unwrap_or_default())
 }

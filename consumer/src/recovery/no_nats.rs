@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use proto::v1::NodePositions;
 use runtime::{connect::credentials::NatsTlsArgs, settings::ConfigErrors};
 
-use super::archive::{Archive, ArchiveError, Info, Message};
+use super::archive::{Archive, ArchiveError, Info, Message, Messages};
 
 /// Never exists.
 #[derive(Debug, Clone)]
@@ -54,6 +54,10 @@ impl Archive for Nats {
     }
 
     async fn read(&mut self, _: &str, _: u64) -> Result<Vec<Message>, ArchiveError> {
+        match *self {}
+    }
+
+    async fn follow(&mut self, _: u64) -> Result<Messages, ArchiveError> {
         match *self {}
     }
 }

@@ -72,27 +72,39 @@ impl Reader {
         subject: &str,
         last_position: u64,
     ) -> Result<Option<u64>, ArchiveError> {
-        let Some((mut found, first)) = numbered(archive, subject, 0).await? else {
+        let Some((first, number)) = numbered(archive, subject, 0).await? else {
             return Ok(None);
         };
-        self.hole.begins_at(first);
+        self.hole.begins_at(number);
         let wanted = self.hole.first_missing().unwrap_or_default();
-        let (mut low, mut high) = (found + 1, last_position.saturating_add(1));
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match numbered(archive, subject, middle).await? {
-                Some((position, number)) if number <= wanted => {
-                    (found, low) = (position, position + 1);
-                }
-                _ => high = middle,
-            }
-        }
-        Ok(Some(found))
+        let found = last_at(archive, subject, first, wanted, last_position);
+        found.await.map(Some)
     }
 }
 
+/// The last message that begins at or before the number `wanted`, or the first one: that at position `found`.
+pub(super) async fn last_at(
+    archive: &mut dyn Archive,
+    subject: &str,
+    mut found: u64,
+    wanted: Sequence,
+    last_position: u64,
+) -> Result<u64, ArchiveError> {
+    let (mut low, mut high) = (found + 1, last_position.saturating_add(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match numbered(archive, subject, middle).await? {
+            Some((position, number)) if number <= wanted => {
+                (found, low) = (position, position + 1);
+            }
+            _ => high = middle,
+        }
+    }
+    Ok(found)
+}
+
 /// The first message from `position` on that has a sequence number.
-async fn numbered(
+pub(super) async fn numbered(
     archive: &mut dyn Archive,
     subject: &str,
     mut position: u64,

@@ -41,7 +41,7 @@ pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const MERGE_TIME: Duration = Duration::from_secs(10);
 
 /// Maximum number of epochs of which a producer archives the ends.
-const ENDS_MAX: usize = 16;
+pub(super) const ENDS_MAX: usize = 16;
 
 /// Minimum time between two log entries about closed holes. Further ones are logged at `debug`; all are counted.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -130,7 +130,9 @@ impl Recoverer {
                 self.io.status.checked(&checked);
                 info = checked.ok();
                 check_at = Instant::now() + CHECK_INTERVAL;
-                following::update(&mut self.following, &self.producers);
+                if !self.io.status.is_following() {
+                    following::update(&mut self.following, &self.producers);
+                }
             }
             let mut has_progress = false;
             if let Some(usable) = info {

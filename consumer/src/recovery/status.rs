@@ -24,8 +24,11 @@ pub struct Status(Arc<Mutex<Option<Progress>>>);
 #[derive(Debug, Default)]
 struct Progress {
     state: State,
+    /// Whether everything is read from the archive. Then the follower determines the state.
+    is_following: bool,
     /// Why the archive cannot be read.
     error: String,
+    /// The time of the newest message; that of the last one read by a follower.
     newest: Option<UnixMicros>,
     /// Cookies of all holes.
     missing: u64,
@@ -74,8 +77,16 @@ impl State {
 
 impl Status {
     /// The status of a consumer with an archive.
-    pub(super) fn begin() -> Self {
-        Self(Arc::new(Mutex::new(Some(Progress::default()))))
+    pub(super) fn begin(is_following: bool) -> Self {
+        Self(Arc::new(Mutex::new(Some(Progress {
+            is_following,
+            ..Progress::default()
+        }))))
+    }
+
+    /// Whether everything is read from the archive.
+    pub fn is_following(&self) -> bool {
+        self.0.lock().as_ref().is_some_and(|it| it.is_following)
     }
 
     /// Whether there is an archive.
@@ -90,27 +101,26 @@ impl Status {
     /// Records whether the archive can be read, and logs each change once.
     pub(super) fn checked(&self, checked: &Result<Info, ArchiveError>) {
         self.update(|it| {
-            let state = match checked {
-                Ok(_) => State::Current,
-                Err(ArchiveError::Unavailable(_)) => State::Unavailable,
-                Err(ArchiveError::Refused(_)) => State::Refused,
-            };
-            let error = checked.as_ref().err().map(ArchiveError::to_string);
-            let error = error.unwrap_or_default();
-            if let Ok(info) = checked {
-                it.newest = info.newest;
+            if !it.is_following {
+                it.newest = checked.as_ref().map_or(it.newest, |info| info.newest);
+                it.set_state(checked.as_ref().err());
             }
-            let has_new_reason = state == State::Refused && it.error != error;
-            if it.state != state || has_new_reason {
-                let state = state.name();
-                if error.is_empty() {
-                    tracing::info!(state, "archive can be read");
-                } else {
-                    tracing::warn!(state, error, "archive cannot be read; retrying every 30 s");
-                }
-            }
-            (it.state, it.error) = (state, error);
         });
+    }
+
+    /// Records whether a follower reads the archive, and logs each change once.
+    pub(super) fn set_followed(&self, error: Option<&ArchiveError>) {
+        self.update(|it| it.set_state(error));
+    }
+
+    /// Records that a follower has read a message of this time.
+    pub(super) fn read(&self, archived: UnixMicros) {
+        self.update(|it| it.newest = Some(archived));
+    }
+
+    /// Counts cookies that a follower has read again.
+    pub(super) fn repeated(&self, cookies: u64) {
+        self.update(|it| it.closed.duplicates += cookies);
     }
 
     /// Opens a hole.
@@ -183,8 +193,8 @@ impl Status {
         self.update(|it| it.rejected += 1);
     }
 
-    /// The state in one line; `None` without an archive.
-    pub fn describe(&self) -> Option<String> {
+    /// The state in one line; `None` without an archive. An error if a follower cannot read it.
+    pub fn describe(&self) -> Option<Result<String, String>> {
         self.update(|it| {
             let error = Some(&it.error).filter(|error| !error.is_empty());
             let error = error.map(|error| format!(": {error}"));
@@ -196,7 +206,15 @@ impl Status {
             let more = Some(more).filter(|more| *more > 0);
             let more = more.map(|more| format!("; {more} more holes"));
             let holes: String = holes.take(NAMES_MAX).chain(more).collect();
-            format!("{}{}{holes}", it.state.name(), error.unwrap_or_default())
+            let age = it.newest.filter(|_| it.is_following);
+            let age = age.map(|newest| clock::now().since(newest) / 1_000_000);
+            let age = age.map(|age| format!("; following, newest message {age} s old"));
+            let (state, error) = (it.state.name(), error.unwrap_or_default());
+            let description = format!("{state}{error}{}{holes}", age.unwrap_or_default());
+            if it.is_following && it.state != State::Current {
+                return Err(description);
+            }
+            Ok(description)
         })
     }
 
@@ -245,6 +263,25 @@ impl Status {
 }
 
 impl Progress {
+    /// Records the state, and logs each change once.
+    fn set_state(&mut self, error: Option<&ArchiveError>) {
+        let (state, error) = match error {
+            None => (State::Current, String::new()),
+            Some(ArchiveError::Unavailable(why)) => (State::Unavailable, why.clone()),
+            Some(ArchiveError::Refused(why)) => (State::Refused, why.clone()),
+        };
+        let has_new_reason = state == State::Refused && self.error != error;
+        if self.state != state || has_new_reason {
+            let state = state.name();
+            if error.is_empty() {
+                tracing::info!(state, "archive can be read");
+            } else {
+                tracing::warn!(state, error, "archive cannot be read, retrying");
+            }
+        }
+        (self.state, self.error) = (state, error);
+    }
+
     /// Counts of all holes.
     fn total(&self) -> Counts {
         let mut total = self.closed;

@@ -4,10 +4,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use proto::{
     archive::Origin,
-    units::{Epoch, Sequence},
+    units::{Epoch, Sequence, UnixMicros},
     v1::{EpochEnd, EpochEnds, Gap, Goodbye, Heartbeat, Tail, TimesToLive, event::Event},
     wire,
 };
@@ -15,7 +16,7 @@ use runtime::metrics::Registry;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    archive::{ArchiveError, Info, Message},
+    archive::{ArchiveError, Info, Message, Messages},
     hole::REASONS,
     recoverer::{ARCHIVE_WAIT, CHECK_INTERVAL, COPY_WAIT, POLL_INTERVAL, PROGRESS_TIMEOUT},
     *,
@@ -28,17 +29,23 @@ use crate::{
     subscription::restarts::Restart,
 };
 
+mod follower;
+
 /// The messages of an archive, by position, with their subjects. Clones share them.
 #[derive(Debug, Clone, Default)]
 struct FakeArchive(Arc<Mutex<Contents>>);
 
 #[derive(Debug, Default)]
 struct Contents {
-    messages: Vec<(String, Message)>,
+    messages: Vec<Message>,
     error: Option<ArchiveError>,
     is_copy: bool,
     calls: usize,
+    created: u64,
 }
+
+/// How soon a follower finds a new message or an error.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum number of messages of a read.
 const READ_MAX: usize = 7;
@@ -58,10 +65,12 @@ impl FakeArchive {
         let message = Message {
             // Not all positions exist.
             position: contents.messages.len() as u64 * 3 + 5,
+            archived: clock::now(),
+            subject: subject.to_owned(),
             is_known_version: version,
             payload: payload.into(),
         };
-        contents.messages.push((subject.to_owned(), message));
+        contents.messages.push(message);
     }
 
     /// Publishes events of the test's epoch.
@@ -75,8 +84,9 @@ impl Archive for FakeArchive {
     async fn check(&mut self) -> Result<Info, ArchiveError> {
         let contents = self.call()?;
         Ok(Info {
-            last_position: contents.messages.last().map_or(0, |(_, it)| it.position),
-            newest: None,
+            created: UnixMicros(contents.created),
+            last_position: contents.messages.last().map_or(0, |it| it.position),
+            newest: contents.messages.last().map(|it| it.archived),
             is_copy: contents.is_copy,
         })
     }
@@ -88,15 +98,49 @@ impl Archive for FakeArchive {
     ) -> Result<Option<Message>, ArchiveError> {
         let contents = self.call()?;
         let mut messages = contents.messages.iter();
-        let found = messages.find(|(of, it)| of == subject && it.position >= position);
-        Ok(found.map(|(_, message)| message.clone()))
+        let found = messages.find(|it| is_of(&it.subject, subject) && it.position >= position);
+        Ok(found.cloned())
     }
 
     async fn read(&mut self, subject: &str, position: u64) -> Result<Vec<Message>, ArchiveError> {
         let contents = self.call()?;
         let messages = contents.messages.iter();
-        let found = messages.filter(|(of, it)| of == subject && it.position >= position);
-        Ok(found.map(|(_, it)| it.clone()).take(READ_MAX).collect())
+        let found = messages.filter(|it| it.subject == subject && it.position >= position);
+        Ok(found.take(READ_MAX).cloned().collect())
+    }
+
+    async fn follow(&mut self, position: u64) -> Result<Messages, ArchiveError> {
+        let created = self.call()?.created;
+        Ok(stream::unfold((self.clone(), created, position), next).boxed())
+    }
+}
+
+/// The next message of an archive, unless it was created again.
+async fn next(
+    (archive, created, position): (FakeArchive, u64, u64),
+) -> Option<(Result<Message, ArchiveError>, (FakeArchive, u64, u64))> {
+    loop {
+        let next = match archive.call() {
+            Ok(contents) if contents.created == created => {
+                let mut messages = contents.messages.iter();
+                Ok(messages.find(|it| it.position >= position).cloned())
+            }
+            Ok(_) => Err(ArchiveError::Unavailable("created again".to_owned())),
+            Err(error) => Err(error),
+        };
+        if let Some(next) = next.transpose() {
+            let position = next.as_ref().map_or(position, |it| it.position + 1);
+            return Some((next, (archive, created, position)));
+        }
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+    }
+}
+
+/// Whether a subject matches one whose last token may be `*`.
+fn is_of(subject: &str, pattern: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(id) => subject.starts_with(id),
+        None => subject == pattern,
     }
 }
 
@@ -206,7 +250,7 @@ impl Recovery {
     fn start(archive: &FakeArchive) -> Self {
         let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
         let archive: Box<dyn Archive> = Box::new(archive.clone());
-        let (recoverer, intake) = recovery(Some(archive), &metrics, &Producers::default());
+        let (recoverer, intake) = recovery(Some(archive), false, &metrics, &Producers::default());
         let mut tasks = JoinSet::new();
         tasks.spawn(recoverer.unwrap().run());
         Self {
@@ -373,11 +417,11 @@ async fn unusable_archive_loses_a_hole_only_after_a_timeout() {
     let mut recovery = Recovery::start(&archive);
     recovery.intake.open(hole(1, 10));
     tokio::time::sleep(PROGRESS_TIMEOUT / 2).await;
-    let described = recovery.intake.status().describe().unwrap();
+    let described = recovery.intake.status().describe().unwrap().unwrap();
     assert!(described.starts_with("refused: stream COOKIES: not found; recovering p"));
     archive.0.lock().error = Some(ArchiveError::Refused("é".repeat(100_000)));
     tokio::time::sleep(2 * CHECK_INTERVAL).await;
-    let described = recovery.intake.status().describe().unwrap();
+    let described = recovery.intake.status().describe().unwrap().unwrap();
     assert!(described.chars().count() < 600, "{described}");
     archive.0.lock().error = None;
     assert_eq!(recovery.closed().await, (1..=10).collect::<Vec<_>>());
@@ -436,13 +480,16 @@ async fn status_names_each_open_hole() {
     let mut recovery = Recovery::start(&archive);
     recovery.intake.open(hole(98, 110));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let described = recovery.intake.status().describe().unwrap();
+    let described = recovery.intake.status().describe().unwrap().unwrap();
     assert_eq!(
         described,
         "current; recovering p epoch 1: 98 to 110 (3 recovered, 0 lost)"
     );
     assert_eq!(recovery.closed().await, [98, 99, 100]);
-    assert_eq!(recovery.intake.status().describe().unwrap(), "current");
+    assert_eq!(
+        recovery.intake.status().describe().unwrap().unwrap(),
+        "current"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -518,7 +565,7 @@ async fn follow(archive: &FakeArchive) -> (Vec<u64>, u64) {
     };
     producers.load(vec![cursor("p", false), cursor("complete", true)]);
     let archive: Box<dyn Archive> = Box::new(archive.clone());
-    let (recoverer, mut intake) = recovery(Some(archive), &metrics, &producers);
+    let (recoverer, mut intake) = recovery(Some(archive), false, &metrics, &producers);
     let mut tasks = JoinSet::new();
     tasks.spawn(recoverer.unwrap().run());
     let began = Instant::now();

@@ -248,6 +248,7 @@ impl Collector {
     fn add(&mut self, batch: &mut Batch, item: Item) {
         match item {
             Item::Chunk(producer, chunk) => self.push(batch, &producer, &chunk, Source::Stream),
+            Item::Late(producer, chunk) => self.push(batch, &producer, &chunk, Source::Archive),
             Item::Copied(chunk, copied) => {
                 self.push(batch, &Arc::default(), &chunk, Source::Node(copied));
             }
@@ -332,7 +333,7 @@ impl Collector {
     fn skip_buffered(&self, buffer: &mut BufferReader) {
         let mut cookies = 0;
         while let Some(item) = buffer.try_pop() {
-            if let Item::Chunk(_, chunk) | Item::Copied(chunk, _) = item {
+            if let Item::Chunk(_, chunk) | Item::Late(_, chunk) | Item::Copied(chunk, _) = item {
                 cookies += u64::from(chunk.header().count);
             }
         }

@@ -132,7 +132,13 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         deletions: Deletions::default(),
         producers: Producers::default(),
         rejected_dsps: no_rejected_dsps(),
-        recovery: crate::recovery::recovery(None, &metrics.subscription, &Producers::default()).1,
+        recovery: crate::recovery::recovery(
+            None,
+            false,
+            &metrics.subscription,
+            &Producers::default(),
+        )
+        .1,
     };
     tasks.spawn(collector.run(reader, batch_sender));
     let ended = tasks.spawn(writer.run(batches));

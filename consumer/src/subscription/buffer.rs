@@ -24,6 +24,8 @@ const ITEM_BYTES: usize = 256;
 pub enum Item {
     /// A chunk of a producer.
     Chunk(Arc<str>, ChunkRef),
+    /// A chunk of an earlier epoch of a producer, which advances no cursor.
+    Late(Arc<str>, ChunkRef),
     /// A chunk of another node, and the number of copied records up to its end.
     Copied(ChunkRef, u64),
     /// A new position without cookies: a gap, a new epoch, or a `Goodbye`.
@@ -89,7 +91,9 @@ impl BufferWriter {
     pub async fn push(&self, item: Item) -> Result<(), Closed> {
         let bytes = ITEM_BYTES
             + match &item {
-                Item::Chunk(_, chunk) | Item::Copied(chunk, _) => chunk.body().len(),
+                Item::Chunk(_, chunk) | Item::Late(_, chunk) | Item::Copied(chunk, _) => {
+                    chunk.body().len()
+                }
                 Item::Cursor(_) | Item::Hole(..) => 0,
             };
         let bytes = bytes.min(self.bytes_max);
@@ -99,7 +103,7 @@ impl BufferWriter {
             .await
             .map_err(|_| Closed)?;
         let slot = self.items.reserve().await.map_err(|_| Closed)?;
-        if let Item::Chunk(_, chunk) | Item::Copied(chunk, _) = &item {
+        if let Item::Chunk(_, chunk) | Item::Late(_, chunk) | Item::Copied(chunk, _) = &item {
             self.ledger.received(chunk.header().count.into());
         }
         self.used.add(gauge_value(bytes as u64));

@@ -1,12 +1,20 @@
 //! A simulated archive: it has each event of a producer's log as soon as the event is sealed, and is sometimes unavailable to readers.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use consumer::recovery::archive::{Archive, ArchiveError, Info, Message};
+use consumer::recovery::archive::{Archive, ArchiveError, Info, Message, Messages};
+use futures_util::{StreamExt as _, stream};
 use producer::log::{Delivery, Log};
-use proto::{archive::Origin, units::Sequence};
+use proto::{
+    archive::Origin,
+    units::{Sequence, UnixMicros},
+};
+use tokio::time::sleep;
 
 use crate::UNPOISONED;
 
@@ -15,6 +23,9 @@ const FAILURES: u32 = 60;
 
 /// Maximum number of messages of a read.
 const READ_MAX: usize = 100;
+
+/// How soon a follower finds a new message.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The messages with their subjects; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -40,9 +51,13 @@ impl SimArchive {
         fail()?;
         let messages = self.0.lock().expect(UNPOISONED);
         let numbered = (1..).zip(&*messages);
-        let found = numbered.filter(|(at, (of, _))| *at >= position && of == subject);
-        let found = found.map(|(position, (_, payload))| Message {
+        let id = subject.strip_suffix('*');
+        let is_of = |of: &str| of == subject || id.is_some_and(|id| of.starts_with(id));
+        let found = numbered.filter(|(at, (of, _))| *at >= position && is_of(of));
+        let found = found.map(|(position, (subject, payload))| Message {
             position,
+            archived: UnixMicros::NONE,
+            subject: subject.clone(),
             is_known_version: true,
             payload: payload.clone(),
         });
@@ -77,5 +92,22 @@ impl Archive for SimArchive {
 
     async fn read(&mut self, subject: &str, position: u64) -> Result<Vec<Message>, ArchiveError> {
         self.messages(subject, position)
+    }
+
+    async fn follow(&mut self, position: u64) -> Result<Messages, ArchiveError> {
+        fail()?;
+        let next = async |(archive, position): (Self, u64)| {
+            loop {
+                match archive
+                    .messages("*", position)
+                    .map(|all| all.into_iter().next())
+                {
+                    Ok(None) => sleep(POLL_INTERVAL).await,
+                    Ok(Some(next)) => return Some((Ok(next), (archive, position + 1))),
+                    Err(error) => return Some((Err(error), (archive, position))),
+                }
+            }
+        };
+        Ok(stream::unfold((self.clone(), position), next).boxed())
     }
 }

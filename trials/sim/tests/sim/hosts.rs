@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use consumer::recovery::archive::Archive;
+use consumer::{
+    app::{App, Archives},
+    recovery::archive::Archive,
+};
 use producer::{
     config::DspsConfig,
     inlet::Inlet,
@@ -178,11 +181,15 @@ pub(crate) async fn run_consumer(
     let admin = SimListener::bind(ADMIN, &process.stall).await?;
     let config = consumer::config::Config::load(arguments)?;
     let archive = archive.map(|archive| Box::new(archive) as Box<dyn Archive>);
-    let app = consumer::app::App::start_in(
+    let archives = Archives {
+        recovery: archive,
+        follower: None,
+    };
+    let app = App::start_in(
         store,
         admin,
         Arc::new(SimNetwork),
-        archive,
+        archives,
         config,
         registry,
     )?;
