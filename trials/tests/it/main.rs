@@ -11,6 +11,7 @@ mod deletions;
 mod documents;
 mod edge;
 mod faults;
+mod following;
 mod harness;
 mod ledger;
 mod limits;
