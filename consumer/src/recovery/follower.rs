@@ -459,7 +459,7 @@ impl Followed {
             );
         }
         if let Some(stream) = &self.stream {
-            stream.add_lost(length(&range));
+            stream.add_lost(length(&range), cursor.sequence);
         }
         let item = Item::Hole(Hole::gap(cursor, range), cursor.clone());
         self.push(item, cursor.clone(), parts).await

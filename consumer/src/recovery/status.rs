@@ -265,11 +265,12 @@ impl Status {
 impl Progress {
     /// Records the state, and logs each change once.
     fn set_state(&mut self, error: Option<&ArchiveError>) {
-        let (state, error) = match error {
-            None => (State::Current, String::new()),
-            Some(ArchiveError::Unavailable(why)) => (State::Unavailable, why.clone()),
-            Some(ArchiveError::Refused(why)) => (State::Refused, why.clone()),
+        let state = match error {
+            None => State::Current,
+            Some(ArchiveError::Unavailable(_)) => State::Unavailable,
+            Some(ArchiveError::Refused(_)) => State::Refused,
         };
+        let error = error.map(ArchiveError::to_string).unwrap_or_default();
         let has_new_reason = state == State::Refused && self.error != error;
         if self.state != state || has_new_reason {
             let state = state.name();
