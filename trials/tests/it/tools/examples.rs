@@ -94,13 +94,20 @@ async fn archive_example_reads_every_cookie_once_and_reports_what_is_missing() -
     // Messages of a stranger, and a message that is stored a second time.
     let context = archive::context(&nats.uri()).await?;
     let stream = context.get_stream("COOKIES").await?;
-    let mut infos = stream.get_raw_message(1).await?;
-    while infos.payload.len() < 5_000 {
-        infos = stream.get_raw_message(infos.sequence + 1).await?;
+    // The largest message has cookies.
+    let (mut largest, mut sequence) = (stream.get_raw_message(1).await?, 2);
+    while let Ok(message) = stream.get_raw_message(sequence).await {
+        if message.payload.len() > largest.payload.len() {
+            largest = message;
+        }
+        sequence += 1;
     }
     let zeros = Bytes::from(vec![1; 1 << 10]);
     context.publish("cookies.stranger.1", zeros).await?.await?;
-    context.publish(infos.subject, infos.payload).await?.await?;
+    context
+        .publish(largest.subject, largest.payload)
+        .await?
+        .await?;
 
     let reading = Command::new(python)
         .arg(example("python/read_archive.py"))
