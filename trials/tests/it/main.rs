@@ -20,6 +20,7 @@ mod mongods;
 mod node_reports;
 mod process_wrapper;
 mod recovery;
+mod regions;
 mod restarts;
 mod revalidation;
 mod store;
