@@ -251,7 +251,7 @@ impl Subscription {
             new_epoch: start.epoch,
         });
         let has_archive = self.context.archive.has_archive();
-        let item = Restart::begin(restart, &start, &self.context.metrics, has_archive);
+        let item = Item::begin(restart, &start, &self.context.metrics, has_archive);
         self.push(item, &mut guard, &start, None).await?;
         let confirmations = Confirmations {
             context: Arc::clone(&self.context),

@@ -73,6 +73,10 @@ fn no_rejected_dsps() -> tokio::sync::watch::Receiver<BTreeSet<DspId>> {
     tokio::sync::watch::channel(BTreeSet::new()).1
 }
 
+fn no_recovery(metrics: &Metrics) -> crate::recovery::Intake {
+    crate::recovery::recovery(None, false, &metrics.subscription, &Producers::default()).1
+}
+
 /// A writer with the dead-letter file in `dir`.
 fn writer(
     cookies: Arc<dyn Cookies>,
@@ -132,13 +136,7 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         deletions: Deletions::default(),
         producers: Producers::default(),
         rejected_dsps: no_rejected_dsps(),
-        recovery: crate::recovery::recovery(
-            None,
-            false,
-            &metrics.subscription,
-            &Producers::default(),
-        )
-        .1,
+        recovery: no_recovery(&metrics),
     };
     tasks.spawn(collector.run(reader, batch_sender));
     let ended = tasks.spawn(writer.run(batches));

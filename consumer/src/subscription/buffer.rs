@@ -9,6 +9,7 @@ use proto::wire::ChunkRef;
 use runtime::metrics::PeakGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::restarts::Restart;
 use crate::{
     batch::Cursor,
     ledger::Ledger,
@@ -32,6 +33,25 @@ pub enum Item {
     Cursor(Cursor),
     /// A hole to be recovered from an archive, and the position after it.
     Hole(Hole, Cursor),
+}
+
+impl Item {
+    /// The item that begins a stream at `start`, perhaps after a restart. The loss is reported, or recovered if there is an archive.
+    pub fn begin(
+        restart: Option<Restart>,
+        start: &Cursor,
+        metrics: &metrics::Subscription,
+        has_archive: bool,
+    ) -> Self {
+        match restart {
+            Some(restart) if restart.may_lose() && has_archive => {
+                return Self::Hole(Hole::restart(restart), start.clone());
+            }
+            Some(restart) => restart.report(metrics, 0),
+            None => {}
+        }
+        Self::Cursor(start.clone())
+    }
 }
 
 /// The reader was dropped.

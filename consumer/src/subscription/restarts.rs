@@ -11,8 +11,7 @@
 
 use proto::{units::Epoch, v1::Tail};
 
-use super::buffer::Item;
-use crate::{batch::Cursor, metrics, producers::ObservedRange, recovery::Hole};
+use crate::{batch::Cursor, metrics, producers::ObservedRange};
 
 /// A restart of a producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,23 +30,6 @@ impl Restart {
     /// Whether cookies may be lost.
     pub fn may_lose(&self) -> bool {
         self.tail.is_none_or(|tail| tail.cookies_max > 0)
-    }
-
-    /// The item that begins a stream at `start`, perhaps after a restart. The loss is reported, or recovered if there is an archive.
-    pub fn begin(
-        restart: Option<Self>,
-        start: &Cursor,
-        metrics: &metrics::Subscription,
-        has_archive: bool,
-    ) -> Item {
-        match restart {
-            Some(restart) if restart.may_lose() && has_archive => {
-                return Item::Hole(Hole::restart(restart), start.clone());
-            }
-            Some(restart) => restart.report(metrics, 0),
-            None => {}
-        }
-        Item::Cursor(start.clone())
     }
 
     /// Logs and counts the loss, of which an archive had `found` cookies.

@@ -1,7 +1,5 @@
 //! Tests of a consumer that reads everything from the archive, with a real NATS server.
 
-use std::ops::RangeInclusive;
-
 use anyhow::{Result, ensure};
 use serde_json::json;
 use tempfile::TempDir;
@@ -11,22 +9,13 @@ use crate::{
     archive::{archive_url, create_stream, stream_config, wait_archived},
     deletions::{delete, start_producer},
     harness::{
-        Consumer, DRAIN_TIMEOUT, Producer, StoreContents, TIMEOUT, embedded, numbered_cookie,
-        wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, numbered_contents, wait_until,
     },
 };
 
-fn contents(numbers: RangeInclusive<u64>) -> StoreContents {
-    let mut contents = StoreContents::new();
-    for (user, dsp, buyer) in numbers.map(numbered_cookie) {
-        contents.entry(user).or_default().insert(dsp, buyer);
-    }
-    contents
-}
-
 /// Waits until a consumer of the archive has all cookies.
 async fn check_following(consumer: &Consumer, last: u64) -> Result<()> {
-    consumer.wait_lookups(&contents(1..=last)).await?;
+    consumer.wait_lookups(&numbered_contents(1..=last)).await?;
     let metrics = consumer.metrics().await?;
     let lost = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
     ensure!(consumer.lost().await? + lost == 0, "{lost}");

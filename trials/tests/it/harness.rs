@@ -28,7 +28,7 @@ use tokio::{
 
 pub(crate) use self::{
     consumer::{Consumer, embedded, settled},
-    cookies::{StoreContents, expected_contents, numbered_cookie, sync_request},
+    cookies::{StoreContents, expected_contents, numbered_contents, numbered_cookie, sync_request},
     producer::{Producer, Wrapper, accept_all},
 };
 

@@ -13,22 +13,13 @@ use testkit::{nats, programs::ServerProcess, scrape::Samples};
 use crate::{
     archive::{STREAM, archive_url, context, create_stream, stream_config, wait_archived},
     harness::{
-        Consumer, Producer, StoreContents, TIMEOUT, embedded, numbered_cookie, wait_logged,
+        Consumer, Producer, TIMEOUT, embedded, numbered_contents, numbered_cookie, wait_logged,
         wait_until,
     },
 };
 
 /// A log of this size has evicted most of 100,000 cookies.
 const SMALL_LOG: [&str; 2] = ["--log-bytes", "1MiB"];
-
-/// Store contents after these numbered cookies.
-fn contents(numbers: RangeInclusive<u64>) -> StoreContents {
-    let mut contents = StoreContents::new();
-    for (user, dsp, buyer) in numbers.map(numbered_cookie) {
-        contents.entry(user).or_default().insert(dsp, buyer);
-    }
-    contents
-}
 
 /// Missing, recovered and recovering cookies.
 fn counts(metrics: &Samples) -> [u64; 3] {
@@ -125,7 +116,9 @@ async fn evicted_cookies_are_recovered_from_the_archive() -> Result<()> {
     consumer.process.restart()?;
     consumer.wait_ready().await?;
     accept(&producer, 100_001..=100_100).await?;
-    consumer.wait_lookups(&contents(1..=100_100)).await?;
+    consumer
+        .wait_lookups(&numbered_contents(1..=100_100))
+        .await?;
     let recovered = wait_recovered(&consumer).await?;
     assert!(recovered > 50_000, "{recovered}");
     assert_eq!(consumer.lost().await?, 0);
@@ -151,7 +144,9 @@ async fn cookies_are_recovered_from_a_copy_of_the_archive() -> Result<()> {
     missed.consumer.process.restart()?;
     missed.consumer.wait_ready().await?;
     let consumer = &mut missed.consumer;
-    consumer.wait_lookups(&contents(1..=100_000)).await?;
+    consumer
+        .wait_lookups(&numbered_contents(1..=100_000))
+        .await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -171,7 +166,9 @@ async fn what_a_recreated_archive_lacks_is_lost_and_later_cookies_are_recovered(
     wait_archived(&producer).await?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_lookups(&contents(100_001..=200_000)).await?;
+    consumer
+        .wait_lookups(&numbered_contents(100_001..=200_000))
+        .await?;
     assert!(wait_recovered(&consumer).await? > 50_000);
     let reason = ("reason", "archive_expired");
     let metrics = consumer.metrics().await?;
@@ -193,7 +190,9 @@ async fn consumer_killed_during_a_recovery_recovers_the_hole_again() -> Result<(
     consumer.process.restart()?;
     consumer.wait_ready().await?;
     accept(&producer, 100_001..=100_100).await?;
-    consumer.wait_lookups(&contents(100_001..=100_100)).await?;
+    consumer
+        .wait_lookups(&numbered_contents(100_001..=100_100))
+        .await?;
     let [missing, recovered, recovering] = counts(&consumer.metrics().await?);
     ensure!(missing > 50_000 && recovering == missing && recovered == 0);
     assert_eq!(consumer.lost().await?, 0);
@@ -201,7 +200,9 @@ async fn consumer_killed_during_a_recovery_recovers_the_hole_again() -> Result<(
     nats.resume()?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_lookups(&contents(1..=100_100)).await?;
+    consumer
+        .wait_lookups(&numbered_contents(1..=100_100))
+        .await?;
     // Meanwhile, the log may have evicted more.
     assert!(wait_recovered(&consumer).await? >= missing);
     assert_eq!(consumer.lost().await?, 0);
@@ -240,7 +241,7 @@ async fn undelivered_cookies_of_a_killed_producer_are_recovered_after_its_restar
     consumer.process.restart()?;
     consumer.wait_ready().await?;
     accept(&producer, 3_001..=3_100).await?;
-    consumer.wait_lookups(&contents(1..=3_100)).await?;
+    consumer.wait_lookups(&numbered_contents(1..=3_100)).await?;
     wait_logged(&consumer.process, "hole closed").await?;
     let metrics = consumer.metrics().await?;
     assert_eq!(counts(&metrics), [2_900, 2_900, 0]);
@@ -257,7 +258,7 @@ async fn undelivered_cookies_of_a_producer_that_does_not_return_are_recovered() 
     let (_nats, producer, mut consumer) = killed_producer(&dir).await?;
     consumer.process.restart()?;
     wait_logged(&consumer.process, "producer is absent").await?;
-    consumer.wait_lookups(&contents(1..=2_000)).await?;
+    consumer.wait_lookups(&numbered_contents(1..=2_000)).await?;
     wait_until(TIMEOUT, "the cursor is durable", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count("consumer_cursor_sequence", &[]) == 2_000)

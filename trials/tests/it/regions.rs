@@ -14,7 +14,7 @@ use testkit::{
 use crate::{
     archive::create_stream,
     deletions::{delete, receipt, start_producer, wait_done},
-    harness::{Consumer, Producer, StoreContents, embedded, numbered_cookie},
+    harness::{Consumer, Producer, embedded, numbered_contents},
 };
 
 const HUB: &str = include_str!("../../../deploy/regions/hub.conf");
@@ -99,14 +99,6 @@ impl Region {
 
 const REPORTS: [&str; 2] = ["--node-reports", "COOKIES_NODES"];
 
-fn contents(numbers: std::ops::RangeInclusive<u64>) -> StoreContents {
-    let mut contents = StoreContents::new();
-    for (user, dsp, buyer) in numbers.map(numbered_cookie) {
-        contents.entry(user).or_default().insert(dsp, buyer);
-    }
-    contents
-}
-
 #[tokio::test]
 async fn nodes_of_two_regions_have_the_cookies_and_deletions_of_both() -> Result<()> {
     let leaf_nodes = free_address()?;
@@ -134,7 +126,7 @@ async fn nodes_of_two_regions_have_the_cookies_and_deletions_of_both() -> Result
     second.accept_numbers(301..=600).await?;
     second.accept("alice", 7, "a").await?;
     for node in &nodes {
-        node.wait_lookups(&contents(1..=600)).await?;
+        node.wait_lookups(&numbered_contents(1..=600)).await?;
         node.wait_lookup("alice", json!({"7": "a"})).await?;
     }
 
@@ -142,10 +134,10 @@ async fn nodes_of_two_regions_have_the_cookies_and_deletions_of_both() -> Result
     leaf.nats.kill()?;
     first.accept_numbers(601..=900).await?;
     second.accept_numbers(901..=1_200).await?;
-    nodes[0].wait_lookups(&contents(601..=900)).await?;
+    nodes[0].wait_lookups(&numbered_contents(601..=900)).await?;
     leaf.nats.restart().await?;
     for node in &nodes {
-        node.wait_lookups(&contents(1..=1_200)).await?;
+        node.wait_lookups(&numbered_contents(1..=1_200)).await?;
         ensure!(node.lost().await? == 0);
     }
 

@@ -103,13 +103,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         deletions: Deletions::default(),
         producers: Producers::default(),
         rejected_dsps: no_rejected_dsps(),
-        recovery: crate::recovery::recovery(
-            None,
-            false,
-            &metrics.subscription,
-            &Producers::default(),
-        )
-        .1,
+        recovery: no_recovery(&metrics),
     };
     let tasks = TaskTracker::new();
     let collecting = tasks.spawn(collector.run(reader, batch_sender));

@@ -1,6 +1,6 @@
 //! Cookies for tests, and the store contents that result from them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use bench::traffic::Traffic;
 
@@ -11,6 +11,15 @@ pub(crate) type StoreContents = BTreeMap<String, BTreeMap<u32, String>>;
 pub(crate) fn numbered_cookie(number: u64) -> (String, u32, String) {
     let dsp = 1 + u32::try_from(number % 20).unwrap_or(0);
     (format!("user-{number}"), dsp, format!("buyer-{number}"))
+}
+
+/// Store contents after these numbered cookies.
+pub(crate) fn numbered_contents(numbers: RangeInclusive<u64>) -> StoreContents {
+    let mut contents = StoreContents::new();
+    for (user, dsp, buyer) in numbers.map(numbered_cookie) {
+        contents.entry(user).or_default().insert(dsp, buyer);
+    }
+    contents
 }
 
 /// The sync request of a cookie whose ids need no encoding.
