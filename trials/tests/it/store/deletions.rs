@@ -89,7 +89,9 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
 
 #[tokio::test]
 async fn deletions_with_distinct_times_share_commands() -> Result<()> {
-    let mongod = shared::start().await?;
+    // Every 5 minutes, a server also deletes its expired sessions with counted commands.
+    let own_deletes_off = ["--setParameter", "disableLogicalSessionCacheRefresh=true"];
+    let mongod = shared::start_with(&own_deletes_off).await?;
     let store = MongodbStore::new(options(mongod.uri()));
     store.load(&Deletions::default()).await?;
     let records = |buyer_uid| (0..2_500).map(move |at| (format!("u{at}"), 7, buyer_uid, at));
