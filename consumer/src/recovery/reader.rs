@@ -9,12 +9,15 @@ use proto::{
 
 use super::{
     archive::{Archive, ArchiveError, Message},
-    hole::{OpenHole, begin},
+    hole::{OpenHole, begin, next},
 };
 use crate::clock;
 
 /// Maximum number of consecutive messages without a sequence number that a search skips.
 const UNNUMBERED_MAX: usize = 16;
+
+/// Maximum number of messages that were stored again which a search recognizes.
+const REPEATED_MAX: usize = 8;
 
 /// Missing numbers and their place in the archive.
 #[derive(Debug)]
@@ -82,8 +85,34 @@ impl Reader {
     }
 }
 
-/// The last message that begins at or before the number `wanted`, or the first one: that at position `found`.
+/// The last message that begins at or before the number `wanted`, or the first one: that at position `first`.
+///
+/// A message that was stored again after later ones ends the search too late. It is recognized because it does not continue the last message
+/// that the search finds before it; several in a row that continue one another are not.
 pub(super) async fn last_at(
+    archive: &mut dyn Archive,
+    subject: &str,
+    first: u64,
+    wanted: Sequence,
+    last_position: u64,
+) -> Result<u64, ArchiveError> {
+    let mut found = search(archive, subject, first, wanted, last_position).await?;
+    for _ in 0..REPEATED_MAX {
+        if found == first {
+            break;
+        }
+        let earlier = search(archive, subject, first, wanted, found - 1).await?;
+        let (_, after) = numbers(archive, subject, earlier).await?;
+        if numbers(archive, subject, found).await?.0 == after {
+            break;
+        }
+        found = earlier;
+    }
+    Ok(found)
+}
+
+/// A binary search for the last message that begins at or before the number `wanted`, as if all messages were in order.
+async fn search(
     archive: &mut dyn Archive,
     subject: &str,
     mut found: u64,
@@ -94,13 +123,26 @@ pub(super) async fn last_at(
     while low < high {
         let middle = low + (high - low) / 2;
         match numbered(archive, subject, middle).await? {
-            Some((position, number)) if number <= wanted => {
+            Some((position, number)) if number <= wanted && position <= last_position => {
                 (found, low) = (position, position + 1);
             }
             _ => high = middle,
         }
     }
     Ok(found)
+}
+
+/// The number that a message begins with, and the one after it; 0 if it has none.
+async fn numbers(
+    archive: &mut dyn Archive,
+    subject: &str,
+    position: u64,
+) -> Result<(u64, u64), ArchiveError> {
+    let message = archive.first(subject, position).await?;
+    let events = message.and_then(|it| events(&it)).unwrap_or_default();
+    let first = events.iter().find_map(begin).unwrap_or_default();
+    let after = events.iter().filter_map(next).max().unwrap_or_default();
+    Ok((first.0, after))
 }
 
 /// The first message from `position` on that has a sequence number.

@@ -20,12 +20,14 @@ use super::{
     hole::OpenHole,
     reader::{Reader, events},
 };
-use crate::{batch::Cursor, metrics, producers::Producers, subscription::restarts::Restart};
+use crate::{
+    backoff::Backoff, batch::Cursor, metrics, producers::Producers, subscription::restarts::Restart,
+};
 
-/// Interval of checks of the archive, and of attempts after an error.
+/// Interval of checks of the archive, and maximum delay of an attempt after an error.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Interval of reads while the archive has nothing new of the open holes.
+/// Interval of reads while the archive has nothing new of the open holes. The first attempt after an error is not later.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a hole waits for events that are not archived yet.
@@ -123,13 +125,15 @@ impl Recoverer {
     /// Recovers holes until the collector ends, or the future is dropped.
     pub async fn run(mut self) {
         let mut check_at = Instant::now();
+        let mut backoff = Backoff::new(POLL_INTERVAL, CHECK_INTERVAL);
         let mut info = None;
         loop {
             if check_at <= Instant::now() {
                 let checked = self.io.archive.check().await;
                 self.io.status.checked(&checked);
                 info = checked.ok();
-                check_at = Instant::now() + CHECK_INTERVAL;
+                check_at =
+                    Instant::now() + info.map_or_else(|| backoff.delay(), |_| CHECK_INTERVAL);
                 if !self.io.status.is_following() {
                     following::update(&mut self.following, &self.producers);
                 }
@@ -137,12 +141,15 @@ impl Recoverer {
             let mut has_progress = false;
             if let Some(usable) = info {
                 match self.turn(&usable).await {
-                    Ok(progress) => has_progress = progress,
+                    Ok(progress) => {
+                        has_progress = progress;
+                        backoff.reset();
+                    }
                     Err(TurnError::Stopped) => return,
                     Err(TurnError::Archive(error)) => {
                         self.io.status.checked(&Err(error));
                         info = None;
-                        check_at = Instant::now() + CHECK_INTERVAL;
+                        check_at = Instant::now() + backoff.delay();
                     }
                 }
             }
