@@ -22,7 +22,7 @@ use tonic_health::server::HealthReporter;
 pub use self::config_reload::RuntimeConfig;
 use crate::{
     api::{self, Api},
-    archive::{self, Archiver, ReportIntake},
+    archive::{self, Archiver, Publisher, ReportIntake},
     config::Config,
     contracts::Contracts,
     dsps::Dsps,
@@ -106,7 +106,8 @@ impl App {
     /// When a port cannot be bound.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let contracts = config.dsps.contracts.clone();
-        let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
+        let (ports, nats) = (Ports::bind(&config)?, config.archive.nats.clone());
+        let app = Box::pin(Self::start_on(ports, config, nats, log::run_timers)).await?;
         let (dsps, times_to_live) = (app.dsps.clone(), app.times_to_live.clone());
         let apply = move |contracts: Arc<Contracts>| {
             times_to_live.set(contracts.times_to_live());
@@ -117,18 +118,21 @@ impl App {
         Ok(app)
     }
 
-    /// Starts serving on these ports instead of the configured addresses, without watching the contracts file. `timers` is
-    /// [`log::run_timers`], or a wrapper of it.
+    /// Starts serving on these ports instead of the configured addresses, with this archive instead of the configured one, without
+    /// watching the contracts file. `timers` is [`log::run_timers`], or a wrapper of it.
     ///
     /// # Errors
     /// When the address of a listener is unavailable, a metric is registered already, or the spool is in use.
     pub async fn start_on<L: Listener, T: Future<Output = ()> + Send + 'static>(
         ports: Ports<L>,
         config: Config,
+        archive: Option<impl Publisher>,
         timers: impl FnOnce(Log) -> T,
     ) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
-        let (mut app, parts) = Self::build(&config, addresses).await?;
+        let status = archive.as_ref().map(|_| archive::Status::begin());
+        let status = status.unwrap_or_default();
+        let (mut app, parts) = Self::build(&config, addresses, status).await?;
         let (stage, inlet) = (&app.inlet_stage, &app.inlet);
         stage.tasks.spawn(inlet.clone().run(stage.stop.clone()));
         stage.tasks.spawn(inlet.clone().share(stage.stop.clone()));
@@ -136,8 +140,8 @@ impl App {
         if let Some(port) = ports.api {
             app.start_api(port, &parts, &config)?;
         }
-        if let Some(nats) = config.archive.nats.clone() {
-            app.archiving.spawn(parts.archiver.run(nats));
+        if let Some(archive) = archive {
+            app.archiving.spawn(parts.archiver.run(archive));
         }
         if let Some(reports) = config.archive.node_reports.clone() {
             let intake = ReportIntake {
@@ -191,7 +195,11 @@ impl App {
     }
 
     /// Builds all parts and registers their metrics.
-    async fn build(config: &Config, addresses: Addresses) -> anyhow::Result<(Self, Parts)> {
+    async fn build(
+        config: &Config,
+        addresses: Addresses,
+        archive: archive::Status,
+    ) -> anyhow::Result<(Self, Parts)> {
         let registry = Registry::new();
         let id = config.network.id.clone();
         let producer_id = id.unwrap_or_else(|| default_id(addresses.grpc));
@@ -200,12 +208,6 @@ impl App {
         let subscribers =
             Subscribers::new(retention.subscriber_retention, config.limits.subscribers);
         let queue_cookies_max = retention.queue_cookies as u64;
-        let archive = config
-            .archive
-            .nats
-            .as_ref()
-            .map(|_| archive::Status::begin());
-        let archive = archive.unwrap_or_default();
         metrics::register(
             &registry,
             &log,

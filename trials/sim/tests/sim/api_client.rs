@@ -321,10 +321,16 @@ impl ApiClient {
             self.random.choice(users)
         };
         let user = user.unwrap_or_else(|| self.pair().user);
-        let deleted = check::deletions::deleted(&self.disks[at].lock().expect(UNPOISONED), user);
+        let (id, deleted) = {
+            let disk = self.disks[at].lock().expect(UNPOISONED);
+            (disk.id, check::deletions::deleted(&disk, user))
+        };
         let host = self.consumers[at].name.clone();
         let (status, body) = get(&host, ADMIN, &format!("/v1/users/u{user}")).await?;
         let disk = self.disks[at].lock().expect(UNPOISONED);
+        if disk.id != id {
+            return Ok(());
+        }
         let checked = check::deletions::lookup(&disk, user, deleted, status, &body);
         drop(disk);
         self.note(checked.map_err(|error| error.context(host)));

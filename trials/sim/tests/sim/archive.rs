@@ -1,4 +1,5 @@
-//! A simulated archive: it has each event of a producer's log as soon as the event is sealed, and is sometimes unavailable to readers.
+//! A simulated archive, which the real archivers write. It is sometimes unavailable to writers and readers. Sometimes it stores a message
+//! without acknowledging it, at once or after later ones, and it recognizes only recent messages that it has stored before.
 
 use std::{
     sync::{Arc, Mutex},
@@ -6,43 +7,60 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use consumer::recovery::archive::{Archive, ArchiveError, Info, Message, Messages};
+use consumer::recovery::archive::{Archive, Info, Message, Messages};
 use futures_util::{StreamExt as _, stream};
-use producer::log::{Delivery, Log};
+use producer::archive::{self, Publisher};
 use proto::{
-    archive::Origin,
-    units::{Sequence, UnixMicros},
+    archive::{Events, Origin},
+    units::UnixMicros,
+    wire::StreamMessage,
 };
-use tokio::time::sleep;
+use runtime::connect::ArchiveError;
+use tokio::{task::JoinSet, time::sleep};
 
 use crate::UNPOISONED;
 
-/// One in this number of calls fails.
-const FAILURES: u32 = 60;
+/// One in this number of reads fails. A message has three chances: to be lost, to be stored late, and to be stored without an acknowledgement.
+const FAILURES: u32 = 150;
+
+/// Number of the newest messages whose ids the archive remembers: an older one is stored twice.
+const REMEMBERED: usize = 5;
+
+/// Maximum time after which a message is stored that was not acknowledged.
+const LATE_MAX_MILLIS: u64 = 2_000;
 
 /// Maximum number of messages of a read.
 const READ_MAX: usize = 100;
 
+/// Maximum time of half of a round trip.
+const LATENCY_MAX_MILLIS: u64 = 20;
+
 /// How soon a follower finds a new message.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The messages with their subjects; clones share them.
+/// The messages; clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SimArchive(Arc<Mutex<Vec<(String, Bytes)>>>);
+pub(crate) struct SimArchive(Arc<Mutex<Vec<archive::Message>>>);
 
 impl SimArchive {
-    /// Archives the log of one incarnation of a producer until its end.
-    pub(crate) async fn copy(self, producer_id: String, log: Log) {
-        let epoch = log.epoch();
-        let subject = Origin { producer_id, epoch }.subject();
-        let mut reader = log.reader(Sequence::FIRST, u64::MAX, Sequence::FIRST);
-        let mut has_ended = false;
-        while !has_ended {
-            let delivery = reader.next().await;
-            has_ended = matches!(delivery, Delivery::End { .. });
-            let mut messages = self.0.lock().expect(UNPOISONED);
-            messages.push((subject.clone(), delivery.event()));
+    /// The last number of a producer's epoch that is archived, or 0.
+    pub(crate) fn last_number(&self, origin: &Origin) -> u64 {
+        let subject = origin.subject();
+        let messages = self.0.lock().expect(UNPOISONED);
+        let own = messages.iter().filter(|it| it.subject == subject);
+        let events = own.flat_map(|it| Events::new(it.payload.clone()));
+        let last = events.filter_map(|event| match event.expect("archivers are correct") {
+            StreamMessage::Chunk(chunk) => Some(chunk.header().last_sequence().0),
+            _ => None,
+        });
+        last.max().unwrap_or_default()
+    }
+
+    fn store(&self, message: archive::Message) {
+        let mut messages = self.0.lock().expect(UNPOISONED);
+        let mut remembered = messages.iter().rev().take(REMEMBERED);
+        if remembered.all(|it| it.id != message.id) {
+            messages.push(message);
         }
     }
 
@@ -50,19 +68,49 @@ impl SimArchive {
     fn messages(&self, subject: &str, position: u64) -> Result<Vec<Message>, ArchiveError> {
         fail()?;
         let messages = self.0.lock().expect(UNPOISONED);
-        let numbered = (1..).zip(&*messages);
         let id = subject.strip_suffix('*');
         let is_of = |of: &str| of == subject || id.is_some_and(|id| of.starts_with(id));
-        let found = numbered.filter(|(at, (of, _))| *at >= position && is_of(of));
-        let found = found.map(|(position, (subject, payload))| Message {
+        let found = (1..).zip(&*messages);
+        let found = found.filter(|(at, it)| *at >= position && is_of(&it.subject));
+        let found = found.map(|(position, it)| Message {
             position,
             archived: UnixMicros::NONE,
-            subject: subject.clone(),
+            subject: it.subject.clone(),
             is_known_version: true,
-            payload: payload.clone(),
+            payload: it.payload.clone(),
         });
         Ok(found.take(READ_MAX).collect())
     }
+}
+
+/// The connection of a producer to an archive.
+#[derive(Debug)]
+pub(crate) struct SimPublisher {
+    pub(crate) archive: SimArchive,
+    /// Messages that are stored later.
+    pub(crate) late: JoinSet<()>,
+}
+
+impl Publisher for SimPublisher {
+    async fn publish(&mut self, message: &archive::Message) -> Result<(), ArchiveError> {
+        latency().await;
+        fail()?;
+        if let Err(error) = fail() {
+            let (archive, message) = (self.archive.clone(), message.clone());
+            self.late.spawn(async move {
+                sleep(Duration::from_millis(fastrand::u64(..LATE_MAX_MILLIS))).await;
+                archive.store(message);
+            });
+            return Err(error);
+        }
+        self.archive.store(message.clone());
+        latency().await;
+        fail()
+    }
+}
+
+async fn latency() {
+    sleep(Duration::from_millis(fastrand::u64(..LATENCY_MAX_MILLIS))).await;
 }
 
 fn fail() -> Result<(), ArchiveError> {

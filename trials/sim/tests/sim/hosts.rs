@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     UNPOISONED,
-    archive::SimArchive,
+    archive::{SimArchive, SimPublisher},
     delayed_cookies::DelayedSource,
     network::{ADMIN, API, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
@@ -60,6 +60,8 @@ pub(crate) struct Incarnation {
     pub(crate) limits: Option<(DspsConfig, Inlet)>,
     /// Number of queued cookies at its crash.
     pub(crate) queued: u64,
+    /// Number of cookies in its log that were not archived at its crash.
+    pub(crate) unarchived: u64,
 }
 
 /// State of an incarnation.
@@ -109,6 +111,7 @@ impl Process {
             log: None,
             limits: None,
             queued: 0,
+            unarchived: 0,
         };
         let begun = (incarnation.stop.clone(), incarnation.registry.clone());
         self.incarnations
@@ -143,22 +146,21 @@ pub(crate) async fn run_producer(
     let config = producer::config::Config::load(arguments)?;
     let limits = config.dsps.clone();
     let timers = |log| async move { stall.gate(run_timers(log)).await };
-    let app = producer::app::App::start_on(ports, config, timers).await?;
+    let archive = archive.map(|archive| SimPublisher {
+        archive,
+        late: JoinSet::new(),
+    });
+    let app = producer::app::App::start_on(ports, config, archive, timers).await?;
     let inlet = app.inlet.clone();
     process.with_current(|incarnation| {
         incarnation.log = Some(app.log.clone());
         incarnation.limits = limits.contracts.is_some().then_some((limits, inlet));
     });
     let appending = delayed.run(process.incarnation(), app.log.clone(), &process.stall);
-    let mut tasks = JoinSet::new();
-    if let Some(archive) = archive {
-        tasks.spawn(archive.copy(process.name.clone(), app.log.clone()));
-    }
     if stop.run_until_cancelled(appending).await.is_some() {
         stop.cancelled().await;
     }
     let drained = app.drain().await;
-    drop(tasks);
     tracing::info!(?drained, "producer ended");
     process.with_current(|incarnation| {
         incarnation.state = IncarnationState::Drained;
@@ -168,22 +170,23 @@ pub(crate) async fn run_producer(
     Ok(())
 }
 
-/// Runs one incarnation of a consumer.
+/// Runs one incarnation of a consumer, which follows the archive or reads streams.
 pub(crate) async fn run_consumer(
     process: Arc<Process>,
     arguments: Vec<OsString>,
     store: SimStore,
     archive: Option<SimArchive>,
+    is_follower: bool,
 ) -> anyhow::Result<()> {
     let (stop, registry) = process.begin();
     store.discard_uncommitted_reports(&process.name);
     let store = consumer::store::Store::with_all_roles(store);
     let admin = SimListener::bind(ADMIN, &process.stall).await?;
     let config = consumer::config::Config::load(arguments)?;
-    let archive = archive.map(|archive| Box::new(archive) as Box<dyn Archive>);
+    let reader = || archive.clone().map(|it| Box::new(it) as Box<dyn Archive>);
     let archives = Archives {
-        recovery: archive,
-        follower: None,
+        recovery: reader(),
+        follower: reader().filter(|_| is_follower),
     };
     let app = App::start_in(
         store,

@@ -12,7 +12,7 @@
 //! **Structure.** [`plan`] draws a run from its seed. [`scenarios`] contains hand-written plans. [`world`] starts the hosts, injects the
 //! faults and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies. [`api_client`] sends bulk input and
 //! deletions, and looks up users. [`store`] simulates the stores of consumers, and [`clocks`] simulates the clocks of hosts.
-//! [`archive`] simulates an archive, in which consumers find what a small queue or a killed producer did not deliver.
+//! [`archive`] simulates an archive, in which consumers find what a small queue or a killed producer did not deliver, or everything.
 //! [`loss_reports`] captures the losses that consumers report. [`check`] compares stores, reports and metrics with the requests.
 //!
 //! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,

@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     pub(crate) queue_cookies: Option<u64>,
     /// Whether the producers have an archive.
     pub(crate) has_archive: bool,
+    /// The consumer that only reads the archive.
+    pub(crate) follower: Option<usize>,
     pub(crate) chunk_age: Duration,
     pub(crate) retention: Duration,
     pub(crate) flush: Duration,
@@ -158,6 +160,8 @@ pub(crate) enum FaultKind {
     Isolate(Host),
     /// A process crashes and is restarted.
     Crash(Host),
+    /// The machine of a consumer is replaced by one with an empty store.
+    Replace(usize),
     /// A machine loses power, and with it all uncommitted writes of a store, or the epoch history of a producer.
     PowerLoss(Host),
     /// A process drains, and is restarted after the duration of the fault.
@@ -175,12 +179,22 @@ pub(crate) enum FaultKind {
 }
 
 impl Plan {
-    /// The plan with an archive, and small queues, so that streams have gaps.
-    pub(crate) fn with_archive(self) -> Self {
-        let queue_cookies = self.queue_cookies.or(Some(50));
+    /// The plan with an archive, and small queues, so that streams have gaps. In half of the plans, a consumer follows the archive; in
+    /// half of these, it is replaced.
+    pub(crate) fn with_archive(mut self) -> Self {
+        let last = self.consumers - 1;
+        if self.seed % 4 == 1 {
+            self.faults.push(Fault {
+                at: (START + self.load.until) / 2,
+                duration: millis(100 + self.seed % 1_000 * 10),
+                kind: FaultKind::Replace(last),
+            });
+            self.faults.sort_by_key(|fault| fault.at);
+        }
         Self {
-            queue_cookies,
+            queue_cookies: self.queue_cookies.or(Some(50)),
             has_archive: true,
+            follower: (self.seed % 2 == 1).then_some(last),
             ..self
         }
     }
@@ -214,6 +228,7 @@ impl Plan {
             },
             queue_cookies: (r.u32(0..5) == 0).then(|| r.u64(5..200)),
             has_archive: false,
+            follower: None,
             chunk_age: millis(r.u64(1..=20)),
             retention: millis(r.u64(1_000..60_000)),
             flush: millis(r.u64(20..=400)),

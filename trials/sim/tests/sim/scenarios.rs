@@ -106,6 +106,7 @@ pub(crate) fn plan(name: &str) -> Option<Plan> {
         },
         queue_cookies: None,
         has_archive: false,
+        follower: None,
         chunk_age: millis(10),
         retention: Duration::from_secs(5),
         flush: millis(200),

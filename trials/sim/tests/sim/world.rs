@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use futures_util::future::{join, join_all};
+use proto::archive::Origin;
 use turmoil::Sim;
 
 use crate::{
@@ -132,11 +133,12 @@ impl World {
             let (process, arguments) = (Arc::clone(&self.consumers[at]), self.consumer(at));
             let disk = Arc::clone(&self.disks[at]);
             let archive = self.archive.clone();
+            let is_follower = self.plan.follower == Some(at);
             sim.host(process.name.clone(), move || {
                 let store = SimStore(Arc::clone(&disk));
                 let (process, arguments) = (Arc::clone(&process), arguments.clone());
                 let archive = archive.clone();
-                async move { Ok(run_consumer(process, arguments, store, archive).await?) }
+                async move { Ok(run_consumer(process, arguments, store, archive, is_follower).await?) }
             });
         }
         let browsers = (self.producers.iter().enumerate()).map(|(at, process)| {
@@ -297,6 +299,14 @@ impl World {
             {
                 return false;
             }
+            FaultKind::Replace(at) if !sim.is_host_running(Host::Consumer(at).name()) => {
+                return false;
+            }
+            FaultKind::Replace(at) => {
+                self.crash(sim, Host::Consumer(at), IncarnationState::PowerLost);
+                let mut disk = self.disks[at].lock().expect(UNPOISONED);
+                *disk = Disk::new(disk.id + 1);
+            }
             FaultKind::Stall(at) if !sim.is_host_running(Host::Producer(at).name()) => {
                 return false;
             }
@@ -357,6 +367,7 @@ impl World {
                 }
             }
             FaultKind::Crash(host) | FaultKind::Restart(host) => start(sim, host),
+            FaultKind::Replace(at) => start(sim, Host::Consumer(at)),
             FaultKind::Stall(at) => self.producers[at].stall.end(),
             FaultKind::Limits(..) => {}
             FaultKind::StoreDsp(at, _) => {
@@ -374,7 +385,14 @@ impl World {
         self.process(host).with_current(|incarnation| {
             if incarnation.state == IncarnationState::Running {
                 incarnation.state = state;
-                incarnation.log = None;
+                let (log, archive) = (incarnation.log.take(), self.archive.as_ref());
+                incarnation.unarchived = log.zip(archive).map_or(0, |(log, archive)| {
+                    let origin = Origin {
+                        producer_id: host.name(),
+                        epoch: log.epoch(),
+                    };
+                    log.stats().appended - archive.last_number(&origin)
+                });
                 let limits = incarnation.limits.take();
                 incarnation.queued = limits.map_or(0, |(_, inlet)| inlet.held());
             }

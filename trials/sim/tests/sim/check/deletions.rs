@@ -128,7 +128,7 @@ fn survivor(
 
 /// Checks that no value survives a deletion that the node has received: those that the running producers have in their logs.
 pub(super) fn none_survives(world: &World, history: &History, disk: &Disk) -> anyhow::Result<()> {
-    if world.plan.queue_cookies.is_some() {
+    if world.plan.queue_cookies.is_some() && !world.plan.has_archive {
         return Ok(());
     }
     let last = last_accepted(history);
@@ -179,7 +179,7 @@ pub(super) fn floor(disk: &Disk, has_small_table: bool) -> u64 {
 const ESTIMATE_ERROR: Duration = Duration::from_secs(15);
 
 /// Maximum difference that a restarted node assumes until it has measured the clocks of all producers.
-const UNKNOWN_DIFFERENCE: Duration = Duration::from_secs(300);
+pub(super) const UNKNOWN_DIFFERENCE: Duration = Duration::from_secs(300);
 
 /// A deletion, its time by the clock of its producer, and its simulated time.
 type IndexedDeletion<'a> = (&'a SyncRequest, AcceptanceWindow, AcceptanceWindow);

@@ -29,6 +29,8 @@ pub(crate) struct StoredValue {
 /// The disk and the volatile state of one consumer's store.
 #[derive(Debug)]
 pub(crate) struct Disk {
+    /// Changes when the disk is replaced.
+    pub(crate) id: u64,
     /// Committed values.
     pub(crate) durable: BTreeMap<Pair, StoredValue>,
     /// Uncommitted values, and `None` for uncommitted removals.
@@ -44,7 +46,7 @@ pub(crate) struct Disk {
     deletions: BTreeMap<Pair, UnixMicros>,
     /// Finished deletions of DSPs.
     finished: BTreeMap<DspId, UnixMicros>,
-    pub(super) floor: UnixMicros,
+    pub(crate) floor: UnixMicros,
     /// DSPs with a database.
     pub(super) slots: BTreeSet<DspId>,
     pub(super) retry_queue: BTreeMap<u64, FullRetryEntry>,
@@ -92,6 +94,7 @@ impl Record {
 impl Disk {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
+            id: seed,
             durable: BTreeMap::new(),
             volatile: BTreeMap::new(),
             cursors: BTreeMap::new(),
