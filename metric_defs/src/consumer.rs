@@ -114,6 +114,12 @@ metrics! {
         "Messages of the archive that were skipped, because they are invalid, of another version, or under the subject of another epoch."
     RECOVERY_AGE_SECONDS gauge "consumer_archive_newest_message_age_seconds"
         "Age of the newest message in the archive that this consumer reads, up to 30 seconds too high. With --archive-mode follow: age of the last message that was read, exactly."
+    RECOVERY_OLDEST_SECONDS gauge "consumer_archive_oldest_message_age_seconds"
+        "Age of the oldest message in the archive. An older cookie cannot be recovered."
+    RECOVERY_BYTES gauge "consumer_archive_bytes"
+        "Bytes of the messages in the archive when it was last read."
+    RECOVERY_BYTES_MAX gauge "consumer_archive_max_bytes"
+        "Maximum of these bytes (`max_bytes` of the stream), above which the oldest messages are removed. Absent without a maximum."
     RECOVERY_STATE gauge "consumer_archive_state" by ["state"]
         "1 for the current state of the archive, 0 for the others: `connecting`; `current` (it can be read); `unavailable` (it does not respond); `refused` (a setting of the NATS server or of the stream is unsuitable)."
 

@@ -32,6 +32,12 @@ pub struct Info {
     pub last_position: u64,
     /// The time of the last message, by the clock of the archive.
     pub newest: Option<UnixMicros>,
+    /// The time of the first message, by the clock of the archive.
+    pub oldest: Option<UnixMicros>,
+    /// Bytes of all messages.
+    pub bytes: u64,
+    /// Number of bytes above which the archive removes the first messages, if that is limited.
+    pub bytes_max: Option<u64>,
     /// Whether it is a copy of another archive, which may be some minutes behind.
     pub is_copy: bool,
 }

@@ -102,11 +102,15 @@ impl Archive for Nats {
             self.connection = None;
             return Err(Refused(why.to_owned()));
         }
-        let newest = Some(micros(info.state.last_timestamp.unix_timestamp_nanos()));
+        let newest = micros(info.state.last_timestamp.unix_timestamp_nanos());
+        let oldest = micros(info.state.first_timestamp.unix_timestamp_nanos());
         Ok(Info {
             created: micros(info.created.unix_timestamp_nanos()),
             last_position: info.state.last_sequence,
-            newest: newest.filter(|_| info.state.last_sequence > 0),
+            newest: (info.state.last_sequence > 0).then_some(newest),
+            oldest: (info.state.messages > 0).then_some(oldest),
+            bytes: info.state.bytes,
+            bytes_max: u64::try_from(config.max_bytes).ok().filter(|max| *max > 0),
             is_copy,
         })
     }

@@ -30,6 +30,8 @@ struct Progress {
     error: String,
     /// The time of the newest message; that of the last one read by a follower.
     newest: Option<UnixMicros>,
+    /// The archive when it was last checked.
+    info: Option<Info>,
     /// Cookies of all holes.
     missing: u64,
     /// Counts of closed holes.
@@ -101,6 +103,7 @@ impl Status {
     /// Records whether the archive can be read, and logs each change once.
     pub(super) fn checked(&self, checked: &Result<Info, ArchiveError>) {
         self.update(|it| {
+            it.info = checked.as_ref().ok().copied().or(it.info);
             if !it.is_following {
                 it.newest = checked.as_ref().map_or(it.newest, |info| info.newest);
                 it.set_state(checked.as_ref().err());
@@ -238,8 +241,14 @@ impl Status {
         };
         let lost = total.lost_by_reason();
         let lost = lost.map(|(reason, lost)| ([reason], as_f64(lost)));
-        let age = progress.and_then(|it| it.newest);
-        let age = age.map(|newest| ([], as_f64(clock::now().since(newest)) / 1e6));
+        let age = |at: Option<UnixMicros>| {
+            let age = at.map(|at| ([], as_f64(clock::now().since(at)) / 1e6));
+            age.into_iter()
+        };
+        let newest = progress.and_then(|it| it.newest);
+        let info = progress.and_then(|it| it.info);
+        let bytes = |bytes: Option<u64>| bytes.map(|it| ([], as_f64(it))).into_iter();
+        let bytes_max = bytes(info.and_then(|it| it.bytes_max));
         let states = State::ALL.iter().filter_map(|(state, name)| {
             let is_state = progress?.state == *state;
             Some(([*name], f64::from(u8::from(is_state))))
@@ -256,7 +265,13 @@ impl Status {
             family(consumer::RECOVERY_DUPLICATES, value(&|_| total.duplicates)),
             family(consumer::RECOVERY_REORDERED, value(&|_| total.reordered)),
             family(consumer::RECOVERY_REJECTED, value(&|it| it.rejected)),
-            family(consumer::RECOVERY_AGE_SECONDS, age.into_iter()),
+            family(consumer::RECOVERY_AGE_SECONDS, age(newest)),
+            family(
+                consumer::RECOVERY_OLDEST_SECONDS,
+                age(info.and_then(|it| it.oldest)),
+            ),
+            family(consumer::RECOVERY_BYTES, bytes(info.map(|it| it.bytes))),
+            family(consumer::RECOVERY_BYTES_MAX, bytes_max),
             family(consumer::RECOVERY_STATE, states),
         ]
     }

@@ -88,6 +88,7 @@ impl Archive for FakeArchive {
             last_position: contents.messages.last().map_or(0, |it| it.position),
             newest: contents.messages.last().map(|it| it.archived),
             is_copy: contents.is_copy,
+            ..Info::default()
         })
     }
 
