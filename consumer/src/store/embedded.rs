@@ -26,12 +26,14 @@ mod upkeep;
 
 use std::{
     collections::BTreeSet,
+    fmt::Display,
     io,
     ops::ControlFlow,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -47,7 +49,7 @@ use proto::{
     units::{DspId, UnixMicros},
 };
 use runtime::{open_files, unfinished_store};
-use tokio::time::sleep;
+use tokio::{sync::oneshot, time::sleep};
 
 use super::{
     Cookies, Lookup, LookupResult, Page, PageQuery, Receipt, Store, StoreError, StoredState,
@@ -175,8 +177,25 @@ impl EmbeddedStore {
         let inner = Arc::clone(&self.inner);
         match tokio::task::spawn_blocking(move || work(&inner)).await {
             Ok(done) => done.map_err(store_error),
-            Err(error) => Err(StoreError::Broken(format!("a store task failed: {error}"))),
+            Err(error) => Err(task_failed(error)),
         }
+    }
+
+    /// Runs `work` on a thread of its own, which on Linux has the lowest priority of this process.
+    async fn run_with_lowest_priority<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> fjall::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (inner, (sender, done)) = (Arc::clone(&self.inner), oneshot::channel());
+        let work = move || {
+            // On Linux, this concerns only the calling thread, which cannot raise its priority again.
+            #[cfg(target_os = "linux")]
+            rustix::process::setpriority_process(None, 19).ok();
+            drop(sender.send(work(&inner)));
+        };
+        let thread = thread::Builder::new().name("page".to_owned()).spawn(work);
+        thread.map_err(|error| StoreError::Unavailable(format!("no thread: {error}")))?;
+        done.await.map_err(task_failed)?.map_err(store_error)
     }
 
     /// The result of `work`, or an error if fjall fails while it runs.
@@ -424,6 +443,10 @@ impl Inner {
         }
         Ok(deleted)
     }
+}
+
+fn task_failed(error: impl Display) -> StoreError {
+    StoreError::Broken(format!("a store task failed: {error}"))
 }
 
 /// fjall stops permanently after the first failed write, so no error is temporary.

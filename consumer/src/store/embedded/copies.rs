@@ -1,9 +1,6 @@
 //! Pages for other nodes: a page scans a range of cookies or deletions in the order of their keys.
 
-use std::{
-    ops::Bound,
-    time::{Duration, Instant},
-};
+use std::ops::Bound;
 
 use async_trait::async_trait;
 use fjall::{Keyspace, PersistMode, UserKey, UserValue};
@@ -26,10 +23,6 @@ use crate::{
 /// The prefix of positions.
 const ORDER: &str = "user";
 
-/// Maximum time to scan a page, checked after every [`KEYS_PER_CHECK`] keys.
-const TIME_MAX: Duration = Duration::from_millis(50);
-const KEYS_PER_CHECK: usize = 256;
-
 #[async_trait]
 impl Copies for EmbeddedStore {
     fn order(&self) -> &'static str {
@@ -42,13 +35,16 @@ impl Copies for EmbeddedStore {
         deletions: &Deletions,
     ) -> Result<CopyPage, StoreError> {
         let (position, deletions) = (position.to_owned(), deletions.clone());
-        self.run(move |inner| inner.cookies_after(&position, &deletions))
+        let scan = move |inner: &Inner| scan(&inner.cookies, b"", &position);
+        let scanned = self.run_with_lowest_priority(scan).await?;
+        // With the usual priority, because lookups wait for its locks.
+        self.run(move |inner| Ok(inner.copied_page(scanned, &deletions)))
             .await
     }
 
     async fn deletions_after(&self, position: &str) -> Result<CopyPage, StoreError> {
         let position = position.to_owned();
-        self.run(move |inner| inner.deletions_after(&position))
+        self.run_with_lowest_priority(move |inner| inner.deletions_after(&position))
             .await
     }
 
@@ -76,13 +72,13 @@ impl Copies for EmbeddedStore {
 }
 
 impl Inner {
-    fn cookies_after(&self, after: &str, deletions: &Deletions) -> fjall::Result<CopyPage> {
+    /// A page of those of the scanned cookies that exist.
+    fn copied_page(&self, (pairs, next): Scanned, deletions: &Deletions) -> CopyPage {
         let now = (self.tuning.now)();
         let is_live = |it: &BatchCookie<'_>| {
             it.accepted >= self.ttls.expired_before(it.dsp_id, now)
                 && it.accepted > deletions.deleted_until(it.user_id, it.dsp_id)
         };
-        let (pairs, next) = scan(&self.cookies, b"", after)?;
         let cookies = pairs.iter().filter_map(|(key, value)| {
             let cookie = stored_cookie(key, value).filter(is_live)?;
             let record = Record::Set(CookieRef {
@@ -95,7 +91,7 @@ impl Inner {
         });
         let cookies: Vec<_> = cookies.collect();
         let chunks = encode(cookies.iter().copied());
-        Ok(CopyPage { chunks, next })
+        CopyPage { chunks, next }
     }
 
     fn deletions_after(&self, after: &str) -> fjall::Result<CopyPage> {
@@ -116,13 +112,11 @@ impl Inner {
 /// A key and its value.
 type Pair = (UserKey, UserValue);
 
-/// The next pairs with a prefix, and the position after them, unless they are the last ones.
-fn scan(
-    keyspace: &Keyspace,
-    prefix: &[u8],
-    after: &str,
-) -> fjall::Result<(Vec<Pair>, Option<String>)> {
-    let began = Instant::now();
+/// Pairs, and the position after them, unless they are the last ones.
+type Scanned = (Vec<Pair>, Option<String>);
+
+/// The next pairs with a prefix.
+fn scan(keyspace: &Keyspace, prefix: &[u8], after: &str) -> fjall::Result<Scanned> {
     let (user_id, dsp_id) = parse_position(ORDER, after);
     let user_id = user_id.as_bytes();
     let user_id = user_id.get(..USER_ID_BYTES_MAX).unwrap_or(user_id);
@@ -133,10 +127,8 @@ fn scan(
         if !key.starts_with(prefix) {
             break;
         }
-        let keys = pairs.len();
-        let is_late = keys.is_multiple_of(KEYS_PER_CHECK) && began.elapsed() > TIME_MAX;
         if let Some((last, _)) = pairs.last()
-            && (keys == PAGE_RECORDS_MAX || is_late)
+            && pairs.len() == PAGE_RECORDS_MAX
         {
             let user_id = last[prefix.len()..].split(|byte| *byte == 0).next();
             let user_id = String::from_utf8_lossy(user_id.unwrap_or_default());
