@@ -73,7 +73,11 @@ impl MongodbStore {
     ) -> Result<bool, Failure> {
         // A collection has at most 64 indexes.
         let list = doc! { "listIndexes": COOKIES, "cursor": { "batchSize": 100 } };
-        let indexes = run(database.run_command(list)).await?;
+        let indexes = match run(database.run_command(list)).await {
+            // The collection was dropped in the meantime.
+            Err(_) if !self.has_cookies(database).await? => return Ok(true),
+            indexes => indexes?,
+        };
         let harmful: Vec<_> = first_batch(&indexes).filter(|it| is_harmful(it)).collect();
         if harmful.is_empty() {
             return Ok(true);
