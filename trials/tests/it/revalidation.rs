@@ -258,6 +258,8 @@ async fn matches_are_confirmed_changed_and_removed_and_browsers_win() -> Result<
     assert!(u128::from(changed) > servers.accepted && changed <= minute_ago);
 
     // Confirmed matches are recorded, so a filter with a longer age selects only the missing matches.
+    // The two sightings must be a second apart.
+    sleep(Duration::from_secs(1)).await;
     servers.partner.begin_job();
     let noted = revalidator.job(json!({ "olderThan": 1800 })).await?;
     // `max_removals` does not apply to matches that are missing again.
