@@ -1,8 +1,8 @@
 //! Deterministic simulation: the real producer and consumer programs in one thread, on a simulated network and clock, under faults
 //! drawn from a seed. A run depends on its seed only, so a failed seed can be replayed.
 //!
-//! `cargo test` runs the first 40 seeds, `.ci/run` also runs seeds 40 to 499, and `.ci/nightly` runs 600 more. Each seed takes 0.5 s of
-//! CPU time in a debug build. To run other seeds, or to replay one seed with its log:
+//! `cargo test` runs the first 40 seeds, also with an archive; `.ci/run` and `.ci/nightly` run more. Each seed takes 0.5 s of CPU time in a
+//! debug build. To run other seeds, or to replay one seed with its log:
 //!
 //! ```sh
 //! SIM_SEEDS=1100..9999 cargo test --test sim seeds
