@@ -45,7 +45,6 @@ mod counted {
     use producer::{
         edge::{
             browser_cookies::BrowserCookies,
-            head,
             query::{Query, Scratch},
             request::StatedMatch,
         },
@@ -53,6 +52,7 @@ mod counted {
         log::{AppendBatch, Delivery, Log, Reader},
     };
     use proto::wire::{self, ChunkRef, CookieRef};
+    use runtime::http1::head;
 
     /// Parses pipelined requests into cookies.
     #[inline(never)]

@@ -1,12 +1,11 @@
 //! The edge: receives sync requests over HTTP/1.1, and appends their cookies (matches of a user id and a buyer uid) to the log.
 //!
 //! A connection waits only for its client, because the log is locked only briefly to append cookies. A response is written after its
-//! cookie is in the log. [`head`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`](crate::contracts) decide
-//! whether the match is recorded; [`response`] encodes the response. These modules do no I/O; `connection` does.
+//! cookie is in the log. [`runtime::http1`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`](crate::contracts) decide
+//! whether the match is recorded; [`response`] encodes the response. These modules do no I/O; `http1` does.
 
 pub mod browser_cookies;
 mod connection;
-pub mod head;
 mod metrics;
 pub mod mint;
 pub mod opt_out;
@@ -25,6 +24,7 @@ use std::{
 use httparse::Header;
 use proto::units::DspId;
 use runtime::{
+    http1::head::{self, Head},
     listen::{self, Limits, Listener, Proxies, Stage, WatchedStream},
     tls::server::Handshakes,
 };
@@ -36,7 +36,6 @@ pub use self::metrics::Metrics;
 use self::{
     browser_cookies::BrowserCookies,
     connection::EdgeConnection,
-    head::Head,
     mint::UidMode,
     opt_out::OptOut,
     query::{Query, Scratch},
@@ -268,7 +267,7 @@ impl Edge {
             ..query.signals
         };
         gate.map_or(signals, |gate| {
-            head::with_signals(signals, headers, gate.country_header.as_deref())
+            request::with_signals(signals, headers, gate.country_header.as_deref())
         })
     }
 

@@ -5,6 +5,7 @@ pub mod admin;
 pub mod caller;
 pub mod connect;
 pub mod file_lock;
+pub mod http1;
 pub mod http_server;
 pub mod limit_headers;
 pub mod listen;

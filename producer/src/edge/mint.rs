@@ -4,9 +4,10 @@
 //! and redirects to the same request with a marker parameter. If the second request contains this cookie, the match is
 //! recorded. The marker prevents a further redirect.
 
+use runtime::http1::head::Head;
+
 use super::{
     browser_cookies::BrowserCookies,
-    head::Head,
     query::{MARKER, Query},
 };
 use crate::contracts::{answer::Answer, rejection::Rejection};

@@ -23,12 +23,14 @@ use std::{
 
 use httparse::Header;
 use proto::wire::Scope;
-use runtime::listen::addresses;
+use runtime::{
+    http1::head::{self, Head},
+    listen::addresses,
+};
 use tokio::time::Instant;
 
 use super::{
     Edge,
-    head::{self, Head},
     origin::{self, ForeignOrigin},
 };
 use crate::{

@@ -1,8 +1,7 @@
 //! Origins of web pages, as browsers state them in the header `Origin`.
 
 use httparse::Header;
-
-use super::head;
+use runtime::http1::head;
 
 /// Why a request does not count as sent by a page of this origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

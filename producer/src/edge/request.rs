@@ -2,6 +2,7 @@
 //!
 //! Does no I/O and allocates nothing.
 
+use httparse::Header;
 use proto::{
     ids::{self, InvalidId},
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
@@ -10,7 +11,11 @@ use proto::{
 };
 
 use super::query::{Query, Undecodable, Value};
-use crate::contracts::{answer::Answer, rejection::Rejection};
+use crate::contracts::{
+    answer::Answer,
+    privacy::{Country, Signals},
+    rejection::Rejection,
+};
 
 /// A match as a query states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +118,25 @@ fn parse_user_id(user_id: Option<&[u8]>) -> Result<&str, Rejection> {
         InvalidId::TooLong => Rejection::UserTooLong,
         InvalidId::Character => Rejection::UserInvalid,
     })
+}
+
+/// Adds the privacy signals in headers.
+pub fn with_signals<'a>(
+    mut signals: Signals<'a>,
+    headers: &[Header<'_>],
+    country_header: Option<&str>,
+) -> Signals<'a> {
+    for Header { name, value } in headers {
+        if name.eq_ignore_ascii_case("sec-gpc") {
+            signals.gpc |= *value == b"1";
+        } else if name.eq_ignore_ascii_case(country_header.unwrap_or_default()) {
+            // A proxy may add its header behind that of the client.
+            if !signals.country.is_some_and(Country::has_gdpr) {
+                signals.country = Country::from_header(value);
+            }
+        }
+    }
+    signals
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use producer::{
     contracts::{Contracts, file, privacy::Signals, redirect::Template, rejection::Rejection},
     edge::{
         browser_cookies::BrowserCookies,
-        head::{self, HEAD_BYTES_MAX, Head, HeadError},
         query::{Query, Scratch},
         request::StatedMatch,
         set_uid,
@@ -20,7 +19,10 @@ use proto::{
     units::{DspId, Epoch, Sequence, UnixMicros},
     wire::{self, ChunkHeader, CookieRef, Record, StreamMessage},
 };
-use runtime::listen::proxy::{self, HEADER_BYTES_MAX};
+use runtime::{
+    http1::head::{self, HEAD_BYTES_MAX, Head, HeadError},
+    listen::proxy::{self, HEADER_BYTES_MAX},
+};
 
 /// Parses the first requests in `bytes`. The result must be the same for every split of the bytes, and for another encoding of the
 /// cookie.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::edge::{
-    head,
     query::{Query, Scratch},
+    request,
 };
 
 mod hostile;
@@ -39,7 +39,7 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
         .collect();
     let mut scratch = Scratch::default();
     let signals = Query::parse(query, &mut scratch).signals;
-    let signals = head::with_signals(signals, &headers, config.country_header.as_deref());
+    let signals = request::with_signals(signals, &headers, config.country_header.as_deref());
     config.decide(&signals, dsp.try_into().ok(), &RefuseWhen::default())
 }
 

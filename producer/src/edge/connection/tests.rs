@@ -1,15 +1,12 @@
 //! Tests of scheduling and closing of one connection.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::{units::Sequence, wire::Record};
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream, DuplexStream, duplex},
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
     time::timeout,
 };
 use tokio_util::task::TaskTracker;
@@ -64,7 +61,7 @@ fn connect(edge: Edge) -> (DuplexStream, Served) {
 
 fn serve(edge: Edge, connection: EdgeConnection, stream: impl ByteStream) -> Served {
     TaskTracker::new().spawn(async move {
-        let (activity, stopping) = (Activity::default(), CancellationToken::new());
+        let (activity, stopping) = (Arc::default(), CancellationToken::new());
         connection.serve(&edge, stream, &activity, &stopping).await
     })
 }
@@ -250,14 +247,22 @@ fn responses_of_a_write_have_a_maximum_size() {
         for bytes in [64, 300, 1_000, 8_000] {
             let mut connection = EdgeConnection::default();
             let requests = request("", bytes).repeat(count) + &redirected + &longest;
-            connection.input = (longest.clone() + &requests).into_bytes();
-            let mut next = Next::Respond;
+            let input = (longest.clone() + &requests).into_bytes();
+            let (mut consumed, mut output, mut next) = (0, Vec::new(), Next::Respond);
             while next == Next::Respond {
-                let handled = connection.handle(&edge, &Activity::default(), Instant::now(), false);
-                next = handled.unwrap().0;
-                let capacity = connection.output.capacity();
+                let context = ReadContext {
+                    read_at: Instant::now(),
+                    is_stopping: false,
+                    activity: &Arc::default(),
+                };
+                let rest = &input[consumed..];
+                let handled = connection.handle(&edge, rest, &context, &mut output);
+                let handled = handled.unwrap();
+                next = handled.next;
+                consumed += handled.consumed;
+                let capacity = output.capacity();
                 assert!(capacity <= WRITE_BYTES_MAX, "{capacity}");
-                connection.output.clear();
+                output.clear();
             }
         }
     }

@@ -4,7 +4,7 @@
 use super::{random_strings::Writer, *};
 
 /// Bytes of the string: as many as a request may have.
-const LENGTH: usize = crate::edge::head::HEAD_BYTES_MAX;
+const LENGTH: usize = runtime::http1::head::HEAD_BYTES_MAX;
 
 #[track_caller]
 fn check_work(name: &str, query: &str, expected: Outcome) {

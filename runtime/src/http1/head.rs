@@ -1,19 +1,14 @@
-//! Parses the head (request line and headers) of an HTTP/1 request, as far as the edge needs it. Does no I/O.
+//! Parses the head (request line and headers) of an HTTP/1 request, as far as ports of small requests need it. Does no I/O.
 
 use std::mem::MaybeUninit;
 
 use httparse::{Error, Header, Request, Status};
-
-use crate::contracts::privacy::{Country, Signals};
 
 /// Maximum size of a request head; larger ones get a 431.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
 /// Maximum number of headers; more get a 431.
 const HEADERS_MAX: usize = 100;
-
-/// Maximum size of a body that is skipped, which must arrive in one read with its head.
-const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
 /// A complete request head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +23,9 @@ pub struct Head<'a> {
     pub origin: Option<&'a [u8]>,
     /// Size of the head in bytes.
     pub length: usize,
-    /// Size in bytes of the body, which follows the head and is skipped.
-    pub body: usize,
-    /// Whether the connection must be closed after the response: because the client requests it, uses HTTP/1.0, or
-    /// sends a body that is too long or of unknown length.
+    /// Size in bytes of the body, which follows the head; `None` if it is unknown, or if the client waits before sending the body.
+    pub body: Option<usize>,
+    /// Whether the connection must be closed after the response, because the client requests it or uses HTTP/1.0.
     pub close: bool,
 }
 
@@ -80,8 +74,8 @@ pub fn parse<'a, 'r>(
         query,
         origin: framing.origin,
         length,
-        body: framing.body.unwrap_or(0),
-        close: framing.close || version == 0 || framing.body.is_none(),
+        body: framing.body,
+        close: framing.close || version == 0,
     };
     Ok(Some((head, request.headers)))
 }
@@ -172,27 +166,7 @@ fn content_length(value: &[u8]) -> Option<usize> {
     if !value.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let length = std::str::from_utf8(value).ok()?.parse().ok()?;
-    (length <= BODY_BYTES_MAX).then_some(length)
-}
-
-/// Adds the privacy signals in headers.
-pub fn with_signals<'a>(
-    mut signals: Signals<'a>,
-    headers: &[Header<'_>],
-    country_header: Option<&str>,
-) -> Signals<'a> {
-    for Header { name, value } in headers {
-        if name.eq_ignore_ascii_case("sec-gpc") {
-            signals.gpc |= *value == b"1";
-        } else if name.eq_ignore_ascii_case(country_header.unwrap_or_default()) {
-            // A proxy may add its header behind that of the client.
-            if !signals.country.is_some_and(Country::has_gdpr) {
-                signals.country = Country::from_header(value);
-            }
-        }
-    }
-    signals
+    std::str::from_utf8(value).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -222,33 +196,29 @@ mod tests {
         check(&get("?d=1"), split("", "d=1"));
     }
 
+    #[track_caller]
+    fn check_framing(lines: &str, body: Option<usize>, close: bool) {
+        let bytes = format!("GET / HTTP/1.1\r\n{lines}\r\n");
+        let mut storage = headers();
+        let (head, _) = parse(bytes.as_bytes(), &mut storage).unwrap().unwrap();
+        assert_eq!((head.body, head.close), (body, close), "{lines:?}");
+    }
+
     #[test]
-    fn connection_stays_open_unless_client_or_body_requires_closing() {
-        let with = |lines: &str| format!("GET / HTTP/1.1\r\n{lines}\r\n");
-        let closes = |close| Ok(Some(("GET", "/", "", close)));
-        check(&with("Host: x\r\n"), closes(false));
-        check(&with("Connection: keep-alive\r\n"), closes(false));
-        check(&with("Content-Length: 0\r\n"), closes(false));
-        check(&with("CONNECTION: x, Close\r\n"), closes(true));
-        check(&with("content-length: 1\r\n"), closes(false));
-        check(&with("content-length: 16384\r\n"), closes(false));
-        check(&with("content-length: 16385\r\n"), closes(true));
+    fn length_of_the_body_and_close_are_those_of_the_headers() {
+        check_framing("Host: x\r\n", Some(0), false);
+        check_framing("Connection: keep-alive\r\n", Some(0), false);
+        check_framing("Content-Length: 0\r\n", Some(0), false);
+        check_framing("CONNECTION: x, Close\r\n", Some(0), true);
+        check_framing("content-length: 16385\r\n", Some(16_385), false);
         for invalid in ["", "00x", "+1", "1, 1", "18446744073709551616"] {
-            check(
-                &with(&format!("content-length: {invalid}\r\n")),
-                closes(true),
-            );
+            check_framing(&format!("content-length: {invalid}\r\n"), None, false);
         }
-        check(
-            &with("content-length: 1\r\ncontent-length: 1\r\n"),
-            closes(true),
-        );
-        check(
-            &with("content-length: 1\r\nExpect: 100-continue\r\n"),
-            closes(true),
-        );
-        check(&with("Transfer-Encoding: chunked\r\n"), closes(true));
-        check("GET / HTTP/1.0\r\n\r\n", closes(true));
+        let length = "content-length: 1\r\n";
+        check_framing(&format!("{length}{length}"), None, false);
+        check_framing(&format!("{length}Expect: 100-continue\r\n"), None, false);
+        check_framing("Transfer-Encoding: chunked\r\n", None, false);
+        check("GET / HTTP/1.0\r\n\r\n", Ok(Some(("GET", "/", "", true))));
     }
 
     #[test]
