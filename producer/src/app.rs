@@ -154,6 +154,7 @@ impl App {
             let reading = stage.stop.clone().run_until_cancelled_owned(reading);
             stage.tasks.spawn(reading);
         }
+        let refusals = Arc::clone(&parts.edge.refusals);
         let http = app.edge.tasks.spawn(parts.edge.serve(
             ports.http,
             config.network.proxies(),
@@ -182,6 +183,7 @@ impl App {
             dsps: app.dsps.clone(),
             inlet: app.inlet.clone(),
             archive: app.archive.clone(),
+            refusals,
         };
         app.services.serve_admin(ports.admin, readiness)?;
         tracing::info!(
@@ -254,6 +256,7 @@ impl App {
             cookies: config.cookies.clone(),
             metrics: edge::Metrics::register(&registry, file, contracts)?,
             rejection_log: edge::rejection_log(),
+            refusals: Arc::default(),
             draining: draining.clone(),
         };
         let app = Self {

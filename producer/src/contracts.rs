@@ -39,7 +39,7 @@ pub struct Contracts {
     /// The rate limits; empty if the file has none.
     pub(crate) limits: Arc<Rules>,
     /// In mode `off` without a table.
-    privacy: privacy::Config,
+    pub(crate) privacy: privacy::Config,
 }
 
 /// The contract of one DSP, or of all unlisted DSPs.

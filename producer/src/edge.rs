@@ -2,7 +2,8 @@
 //!
 //! A connection waits only for its client, because the log is locked only briefly to append cookies. A response is written after its
 //! cookie is in the log. [`runtime::http1`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`](crate::contracts) decide
-//! whether the match is recorded; [`response`] encodes the response. These modules do no I/O; `http1` does.
+//! whether the match is recorded; [`response`] encodes the response. [`refusals`] shows rejected requests to operators. These
+//! modules do no I/O; `http1` does.
 
 pub mod browser_cookies;
 mod connection;
@@ -11,6 +12,7 @@ pub mod mint;
 pub mod opt_out;
 pub mod origin;
 pub mod query;
+pub mod refusals;
 pub mod request;
 pub mod response;
 pub mod set_uid;
@@ -39,6 +41,7 @@ use self::{
     mint::UidMode,
     opt_out::OptOut,
     query::{Query, Scratch},
+    refusals::Refusals,
     request::StatedMatch,
     response::Outcome,
 };
@@ -87,6 +90,8 @@ pub struct Edge {
     pub uid: UidMode,
     /// Bounds the log messages about rejected requests.
     pub(crate) rejection_log: IntervalLimit,
+    /// The streams of rejected requests.
+    pub refusals: Arc<Refusals>,
     /// The HTTP cookies of browsers.
     pub cookies: BrowserCookies,
     /// Cancelled when the producer drains: each connection closes with its next response.
@@ -157,6 +162,21 @@ impl Edge {
             Some(_) if begin_preflight(head, headers, read.output) => Outcome::Preflight,
             _ => self.outcome(head, &query, headers, read)?,
         };
+        if let Outcome::Rejected(rejection, _) = outcome
+            && self.refusals.are_read()
+            && let Some(dsp_id) = read.tally.last_dsp()
+        {
+            let signals = self.signals(&query, headers, Some(&read.known.contracts().privacy));
+            let buyer_uid = query.buyer_uid.value((), ()).ok();
+            let value = match (rejection.parameter(), head.path) {
+                ("cookie uid", _) => self.cookies.user_id(head::cookies(headers)),
+                ("b", set_uid::PATH) => query.uid.map(|it| it.text.as_bytes()),
+                ("b", _) => buyer_uid.map(|it| it.text.as_bytes()),
+                _ => None,
+            };
+            let describe = || refusals::describe(rejection, value, &signals);
+            self.refusals.add(dsp_id, read.read_at, describe);
+        }
         Ok((outcome, origin))
     }
 

@@ -1,15 +1,17 @@
-//! Readiness of a producer, by component.
+//! The producer's part of the admin port: readiness, by component, and the page of refusals.
 
-use std::net::SocketAddr;
+use std::{future, net::SocketAddr, pin::Pin, sync::Arc};
 
+use http::{HeaderMap, Uri};
 use runtime::{
     admin::Pages,
     ready::{self, Component},
+    reply::Reply,
 };
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{archive, dsps::Dsps, inlet::Inlet};
+use crate::{archive, dsps::Dsps, edge::refusals::Refusals, inlet::Inlet};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct Readiness {
     pub inlet: Inlet,
     /// The archive, reported but always ready.
     pub archive: archive::Status,
+    /// The streams of rejected requests, which do not affect readiness.
+    pub refusals: Arc<Refusals>,
 }
 
 /// A port and the task that accepts its connections.
@@ -55,6 +59,16 @@ impl Pages for Readiness {
             .chain(limits)
             .chain(archive)
             .collect()
+    }
+
+    fn page<'a>(
+        &'a self,
+        _: &'a HeaderMap,
+        uri: &'a Uri,
+    ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
+        let is_known = uri.path() == Refusals::PATH;
+        let reply = is_known.then(|| self.refusals.page(uri, self.draining.clone()));
+        Box::pin(future::ready(reply))
     }
 }
 
@@ -96,6 +110,7 @@ mod tests {
             dsps: Dsps::register(&Registry::new(), None, std::sync::Arc::default()).unwrap(),
             inlet: crate::inlet::tests::without_limits(),
             archive: archive::Status::default(),
+            refusals: Arc::default(),
         };
         let failing = || {
             let components = readiness

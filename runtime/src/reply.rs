@@ -1,12 +1,14 @@
 //! HTTP responses of the admin port and the APIs.
 
+use std::convert::Infallible;
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{Either, Full, combinators::UnsyncBoxBody};
 use serde::Serialize;
 
-/// A response.
-pub type Reply = Response<Full<Bytes>>;
+/// A response, complete or streamed.
+pub type Reply = Response<Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>>;
 
 /// A plain text response.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
@@ -25,7 +27,7 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Reply {
 
 /// A response with headers that forbid caching, framing and content sniffing.
 pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(body.into()));
+    let mut reply = Response::new(Either::Left(Full::new(body.into())));
     *reply.status_mut() = status;
     let headers = reply.headers_mut();
     if let Ok(content_type) = HeaderValue::from_str(content_type) {

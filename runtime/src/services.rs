@@ -92,7 +92,7 @@ impl Services {
     ) -> anyhow::Result<()>
     where
         F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data: Send, Error: Error + Send + Sync> + Send + 'static,
+        B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
         let (address, connections) = (listener.local_addr()?, self.connections("http")?);
         let stage = stage.clone();

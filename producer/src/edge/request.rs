@@ -79,7 +79,7 @@ pub fn dsp_id(query: &Query<'_>) -> Option<DspId> {
     parse_dsp_id(value.text).ok()
 }
 
-fn parse_dsp_id(digits: &str) -> Result<DspId, Rejection> {
+pub(super) fn parse_dsp_id(digits: &str) -> Result<DspId, Rejection> {
     let mut dsp_id: u32 = 0;
     for digit in digits.bytes() {
         if !digit.is_ascii_digit() {

@@ -43,7 +43,9 @@ pub fn lookup(bytes: &[u8]) {
     assert!(is_user_path);
     let status = answer.status();
     let body = answer.into_body().collect().now_or_never();
-    let Ok(body) = body.expect("the body is complete");
+    let body = body
+        .expect("the body is complete")
+        .expect("it is in memory");
     let body = body.to_bytes();
     let body: serde_json::Value = serde_json::from_slice(&body).expect("the body is JSON");
     match status {

@@ -48,6 +48,7 @@ pub(in crate::edge) fn edge_with(
         cookies: BrowserCookies::default(),
         metrics,
         rejection_log: crate::edge::rejection_log(),
+        refusals: Arc::default(),
         draining,
     }
 }
