@@ -7,6 +7,7 @@
 
 mod config_reload;
 mod drain;
+mod lookup_port;
 mod open_store;
 mod stage_monitor;
 
@@ -36,7 +37,7 @@ use crate::{
     copy::Copier,
     deletions::Deletions,
     health::Health,
-    lookup,
+    lookup::{self, Lookups, why::Why},
     maintenance::{self, dsp_deletions},
     metrics::{Metrics, register_deletions, register_health, register_producers},
     node_reports::Reporter,
@@ -139,7 +140,22 @@ impl App {
             recovery::recovery(recovery, is_following, &metrics.subscription, &producers);
         let archive = intake.status().clone();
         archive.register(&registry)?;
+        let lookups = Lookups {
+            store: Arc::clone(&app.store.lookup),
+            deletions: app.deletions.clone(),
+            producers: producers.clone(),
+        };
+        app.serve_lookups(&config, &registry, lookups.clone())?;
+        let why = Why {
+            lookups,
+            listed: config.args.storage.dsps(),
+            rejected: app.runtime_config.rejected_dsps.subscribe(),
+            lost: metrics.subscription.lost.clone(),
+            uncertain_loss: metrics.subscription.uncertain_loss_cookies.clone(),
+            slots: [&metrics.sink.dsp_slots, &metrics.sink.dsp_slots_max].map(Clone::clone),
+        };
         let pages = Pages {
+            why,
             archive,
             cookies: CookiePages {
                 tokens: config.cookies_tokens.clone(),
@@ -342,6 +358,7 @@ fn warn_about_plaintext_token(config: &Config) {
 
 /// The consumer's pages on the admin port.
 struct Pages {
+    why: Why,
     cookies: CookiePages,
     health: Arc<Health>,
     archive: recovery::Status,
@@ -367,18 +384,14 @@ impl admin::Pages for Pages {
         headers: &'a HeaderMap,
         uri: &'a Uri,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
-        let CookiePages {
-            lookup, deletions, ..
-        } = &self.cookies;
-        // Deletions are loaded before cursors, and cursors before streams open.
-        let is_loaded = self.health.producers().is_loaded();
-        let deletions = is_loaded.then_some(deletions);
+        let query = uri.query().unwrap_or_default();
         match uri.path() {
             cookie_pages::PATH => Box::pin(self.cookies.reply(headers, uri).map(Some)),
             path if path.starts_with(cookie_pages::COPY_PATHS) => {
                 Box::pin(self.cookies.reply(headers, uri).map(Some))
             }
-            path => Box::pin(lookup::page(&**lookup, deletions, path)),
+            path if path.ends_with("/why") => Box::pin(self.why.page(path, query)),
+            path => Box::pin(lookup::user::page(&self.why.lookups, path, query)),
         }
     }
 }

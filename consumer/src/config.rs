@@ -9,9 +9,10 @@ mod parse;
 use std::{collections::BTreeSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use runtime::{
-    connect::credentials::{Security, is_loopback_host, load_files},
+    connect::credentials::{Security, is_loopback_host, load_files, pair},
     reload::{NamedFile, Reloader},
     settings::{self, CommonArgs, ConfigErrors, Settings, redacted},
+    tls::server::Files,
     token,
 };
 
@@ -19,8 +20,8 @@ use crate::{recovery, ttl::Ttls};
 
 use self::args::{ArchiveArgs, ArchiveMode, DEFAULT_PRODUCER};
 pub use self::args::{
-    Args, CopyArgs, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs,
-    StorageArgs,
+    Args, CopyArgs, LookupArgs, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs,
+    RetentionArgs, StorageArgs,
 };
 
 /// URL of a producer, of all producers behind a host name, or of another node's admin port.
@@ -43,6 +44,15 @@ pub enum StoreConfig {
     Mongodb(String),
 }
 
+/// TLS and authentication of the lookup port.
+#[derive(Debug, Clone)]
+pub struct LookupSecurity {
+    /// Tokens of bidders; `None` if they need none.
+    pub tokens: Option<Arc<Reloader<token::File>>>,
+    /// The certificate; `None` if connections are unencrypted.
+    pub tls: Option<Arc<Reloader<Files>>>,
+}
+
 /// Validated settings. Printed without secrets.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -54,6 +64,8 @@ pub struct Config {
     pub ttls: Ttls,
     /// Tokens of clients that may read all cookies.
     pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
+    /// TLS and authentication of the lookup port.
+    pub lookup_security: LookupSecurity,
     /// The archive, if there is one.
     pub archive: Option<recovery::Nats>,
     /// Where this node reports its positions.
@@ -88,6 +100,7 @@ impl Settings for Args {
         let file = &self.process.cookies_token_file;
         let file = NamedFile::from_flag("--cookies-token-file", file).map(token::File::new);
         Config {
+            lookup_security: self.lookup.check(errors, self.process.admin),
             security: Security::check(errors, &self.security, has_https),
             ttls: self.retention.ttls(),
             copy_token: self.copy.check(errors, self.process.admin),
@@ -159,6 +172,41 @@ impl CopyArgs {
     /// The nodes to copy.
     pub fn nodes(&self) -> impl Iterator<Item = &ProducerUrl> {
         self.copy_from.iter().flatten()
+    }
+}
+
+impl LookupArgs {
+    fn check(&self, errors: &mut ConfigErrors, admin: SocketAddr) -> LookupSecurity {
+        let file = NamedFile::from_flag("--lookup-token-file", &self.lookup_token_file);
+        let certificate = NamedFile::from_flag("--lookup-tls-cert", &self.lookup_tls_cert);
+        let key = NamedFile::from_flag("--lookup-tls-key", &self.lookup_tls_key);
+        match self.lookup {
+            None if file.is_some() || certificate.is_some() || key.is_some() => {
+                errors.add(
+                    "--lookup-token-file, --lookup-tls-cert, --lookup-tls-key: require --lookup",
+                );
+            }
+            Some(address) if address == admin && address.port() > 0 => {
+                errors.add(format!("--lookup: {address} is also the --admin address"));
+            }
+            Some(address) if !address.ip().is_loopback() && file.is_none() => {
+                errors.add(format!(
+                    "--lookup: {address} is not a loopback address: set --lookup-token-file"
+                ));
+            }
+            _ => {}
+        }
+        let tokens = file.and_then(|file| load_files(errors, token::File::new(file)));
+        let tls = pair(errors, certificate, key).and_then(|(certificate, key)| {
+            let files = Files {
+                certificate,
+                key,
+                client_authorities: None,
+                kind: "lookup_certificate",
+            };
+            load_files(errors, files)
+        });
+        LookupSecurity { tokens, tls }
     }
 }
 

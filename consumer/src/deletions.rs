@@ -89,6 +89,13 @@ pub struct Deletions {
     shared: Arc<Shared>,
 }
 
+/// The locked table.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    deletions: &'a Deletions,
+    table: MutexGuard<'a, Table>,
+}
+
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
@@ -267,7 +274,7 @@ impl Deletions {
         dsp_id: DspId,
         arriving: &Arriving<'_>,
     ) -> Option<UnixMicros> {
-        let Some((table, hashes)) = self.table(user_id, dsp_id) else {
+        let Some(Reader { table, .. }) = self.reader() else {
             return Some(UnixMicros::NONE);
         };
         let copied = table.copied_floor.filter(|_| arriving.is_delayed);
@@ -278,7 +285,7 @@ impl Deletions {
             return None;
         }
         let mut latest = table.floor;
-        for hash in &hashes {
+        for hash in &self.hashes(user_id, dsp_id) {
             let Some(until) = table.until.get(hash) else {
                 continue;
             };
@@ -314,43 +321,32 @@ impl Deletions {
 
     /// Time up to which received cookies of this pair count as deleted; 0 for none.
     pub fn until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
-        self.latest(user_id, dsp_id, |table| table.floor)
+        let reader = self.reader();
+        let latest = |it: Reader<'_>| it.table.floor.max(it.latest(user_id, dsp_id));
+        reader.map_or(UnixMicros::NONE, latest)
     }
 
     /// Time up to which stored cookies of this pair are deleted; 0 for none. Unlike
     /// [`until`](Self::until), it applies the floor only to DSPs with deletions in the retry queue. All other deletions
     /// below the floor have already removed their cookies, except those of unfinished jobs.
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
-        self.latest(user_id, dsp_id, |table| {
-            let oldest = table.queued.get(&dsp_id).copied().flatten();
-            let floor = oldest.map(|_| table.floor);
-            let job = table.jobs.get(&dsp_id).map(|(until, _)| *until);
-            floor.max(job).unwrap_or_default()
+        let reader = self.reader();
+        reader.map_or(UnixMicros::NONE, |it| it.deleted_until(user_id, dsp_id))
+    }
+
+    /// Locks the table to read about several pairs; `None` if nothing is deleted.
+    pub fn reader(&self) -> Option<Reader<'_>> {
+        let covers_any = self.shared.covers_any.load(Ordering::Relaxed);
+        covers_any.then(|| Reader {
+            deletions: self,
+            table: self.shared.table.lock(),
         })
     }
 
-    /// The latest time of the deletions that cover this pair, or the time returned by `removed` if that is later.
-    fn latest(
-        &self,
-        user_id: &[u8],
-        dsp_id: DspId,
-        removed: impl FnOnce(&Table) -> UnixMicros,
-    ) -> UnixMicros {
-        let Some((table, hashes)) = self.table(user_id, dsp_id) else {
-            return UnixMicros::NONE;
-        };
-        let times = hashes.iter().filter_map(|hash| table.until.get(hash));
-        times.copied().fold(removed(&table), UnixMicros::max)
-    }
-
-    /// The table, and the hashes of the scopes of this pair. `None` if nothing is deleted.
-    fn table(&self, user_id: &[u8], dsp_id: DspId) -> Option<(MutexGuard<'_, Table>, [u64; 3])> {
-        if !self.shared.covers_any.load(Ordering::Relaxed) {
-            return None;
-        }
+    /// The hashes of the scopes that cover this pair: the pair, the user, and the DSP.
+    fn hashes(&self, user_id: &[u8], dsp_id: DspId) -> [u64; 3] {
         let scopes = [(user_id, dsp_id), (user_id, DspId::NONE), (b"", dsp_id)];
-        let hashes = scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id));
-        Some((self.shared.table.lock(), hashes))
+        scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id))
     }
 
     /// Removes deletions that were requested `RETENTION_MICROS` before `now`.
@@ -446,6 +442,28 @@ impl Deletions {
         hasher.write_u32(dsp_id.0);
         hasher.write(user_id);
         hasher.finish()
+    }
+}
+
+impl Reader<'_> {
+    /// As [`Deletions::deleted_until`].
+    pub fn deleted_until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
+        let oldest = self.table.queued.get(&dsp_id).copied().flatten();
+        let floor = oldest.map(|_| self.table.floor);
+        let job = self.table.jobs.get(&dsp_id).map(|(until, _)| *until);
+        let removed = floor.max(job).unwrap_or_default();
+        removed.max(self.latest(user_id, dsp_id))
+    }
+
+    /// The times of the deletions of the pair, the user, and the DSP.
+    pub fn of_scopes(&self, user_id: &[u8], dsp_id: DspId) -> [Option<UnixMicros>; 3] {
+        let hashes = self.deletions.hashes(user_id, dsp_id);
+        hashes.map(|hash| self.table.until.get(&hash).copied())
+    }
+
+    fn latest(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
+        let times = self.of_scopes(user_id, dsp_id).into_iter().flatten();
+        times.max().unwrap_or_default()
     }
 }
 

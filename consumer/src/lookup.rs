@@ -1,143 +1,221 @@
-//! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
+//! Lookups: the live matches of users, for bidders on their own [port], and for people on the admin port.
 //!
-//! If some DSPs cannot be read, the response contains the results of the other DSPs, and names the failed DSPs. If DSPs
-//! failed and there are no results, the response is a 503, because the user may exist. Until the deletions are loaded,
-//! every response is a 503, because the store may still have deleted cookies.
+//! A lookup first takes the matches that the store has in memory, without blocking. Only if users are missing does it wait for the store,
+//! at most until its deadline. Expired and deleted matches are omitted after the read, with one pass over the deletions for up to 100
+//! users, so that no deletion can take effect between the check and the read.
+//!
+//! No user id, buyer uid or token occurs in logs, metrics or errors of this module.
 
-use http::StatusCode;
-use percent_encoding::percent_decode_str;
-use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX, units::DspId};
-use runtime::reply::{Reply, json as reply};
-use serde::Serialize;
-use serde_json::json as object;
+mod answer;
+mod grpc;
+mod http;
+pub mod metrics;
+pub mod port;
+pub mod request;
+pub mod stored_cookies;
+pub mod user;
+pub mod why;
 
-use crate::deletions::Deletions;
-use crate::store::{BuyerUids, Lookup, LookupResult};
+use std::sync::Arc;
 
-const PREFIX: &str = "/v1/users/";
+use proto::units::{DspId, UnixMicros};
+use tokio::time::Instant;
 
-#[derive(Serialize)]
-struct User<'a> {
-    user_id: &'a str,
-    buyer_uids: BuyerUids,
-    /// DSPs that could not be read.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unavailable: Vec<DspId>,
+use self::{
+    answer::Answer,
+    request::{AskedUser, Rejection},
+};
+use crate::{
+    deletions::{self, Deletions},
+    producers::Producers,
+    store::{Lookup, LookupQuery, LookupResult, StoredMatch, UserMatches},
+};
+
+/// Users per lock of the table of deletions.
+const USERS_PER_LOCK: usize = 100;
+
+/// Reads live matches from the store.
+#[derive(Debug, Clone)]
+pub struct Lookups {
+    /// The store.
+    pub store: Arc<dyn Lookup>,
+    /// Its deletions.
+    pub deletions: Deletions,
+    /// The producers, whose cursors are loaded after the deletions.
+    pub producers: Producers,
 }
 
-/// The response to a path of the admin port; `None` if the path is not of a user. `deletions` is `None`
-/// until they are loaded.
-pub async fn page(lookup: &dyn Lookup, deletions: Option<&Deletions>, path: &str) -> Option<Reply> {
-    let encoded = path.strip_prefix(PREFIX)?;
-    let decoded = percent_decode_str(encoded).decode_utf8();
-    let user_id = match decoded {
-        Ok(user_id) if is_user_id(user_id.as_bytes()) => user_id,
-        _ => {
-            let why = format!(
-                "invalid user id; expected 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
-            );
-            return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
-        }
-    };
-    let Some(deletions) = deletions else {
-        return Some(unreadable("deletions are not loaded yet"));
-    };
-    Some(match lookup.lookup(&user_id, deletions).await {
-        Ok(found) if !found.buyer_uids.is_empty() => {
-            let user = User {
-                user_id: &user_id,
-                buyer_uids: found.buyer_uids,
-                unavailable: found.unavailable,
-            };
-            reply(StatusCode::OK, &user)
-        }
-        Ok(LookupResult { why: Some(why), .. }) => unreadable(&why),
-        Ok(_) => reply(
-            StatusCode::NOT_FOUND,
-            &object!({ "error": "unknown user", "user_id": user_id }),
-        ),
-        Err(error) => unreadable(&error.to_string()),
-    })
+/// The DSPs of a lookup, and when their matches expire.
+#[derive(Debug)]
+struct Selection<'a> {
+    store: &'a dyn Lookup,
+    now: UnixMicros,
+    resolution: u64,
+    /// In ascending order; `None` for all.
+    dsps: Option<Arc<[DspId]>>,
+    /// Matches of each of these DSPs that were accepted before have expired.
+    expired_before: Vec<UnixMicros>,
 }
 
-fn unreadable(why: &str) -> Reply {
-    let error = format!("cannot read the store: {why}");
-    reply(
-        StatusCode::SERVICE_UNAVAILABLE,
-        &object!({ "error": error }),
-    )
+/// The state of a stored match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatchState {
+    /// It has neither expired nor been deleted.
+    Live,
+    /// It is older than the time to live of its DSP.
+    Expired,
+    /// A deletion covers it.
+    Deleted,
+}
+
+/// Counts of a lookup, by DSP of its selection.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Users that were read.
+    users: u64,
+    /// Live and expired matches.
+    found: Vec<(u64, u64)>,
+    /// Acceptance of the first live match.
+    first: Option<UnixMicros>,
+}
+
+impl Lookups {
+    fn selection(&self, dsps: Option<Arc<[DspId]>>) -> Selection<'_> {
+        let now = self.store.now();
+        let of = |dsp_id: &DspId| self.store.ttls().expired_before(*dsp_id, now);
+        Selection {
+            store: &*self.store,
+            now,
+            resolution: self.store.resolution_micros(),
+            expired_before: dsps.iter().flat_map(|it| it.iter()).map(of).collect(),
+            dsps,
+        }
+    }
+
+    /// Fails until the deletions are loaded, because the store may still have deleted matches.
+    fn check_loaded(&self) -> Result<(), Rejection> {
+        if self.producers.is_loaded() {
+            Ok(())
+        } else {
+            Err(Rejection::Unavailable(
+                "deletions are not loaded yet".to_owned(),
+            ))
+        }
+    }
+
+    /// The matches of valid users, if all are in memory.
+    fn in_memory(&self, users: &[AskedUser<'_>]) -> Option<Vec<Option<UserMatches>>> {
+        let mut found = Vec::with_capacity(users.len());
+        for user in users {
+            found.push(match user.valid() {
+                Some(user_id) => Some(self.store.in_memory(user_id)?),
+                None => None,
+            });
+        }
+        Some(found)
+    }
+
+    /// Reads the matches of valid users by the deadline.
+    async fn read(
+        &self,
+        users: &[AskedUser<'_>],
+        dsps: Option<Arc<[DspId]>>,
+        deadline: Instant,
+    ) -> Result<LookupResult, Rejection> {
+        let query = LookupQuery {
+            user_ids: users
+                .iter()
+                .filter_map(AskedUser::valid)
+                .map(Into::into)
+                .collect(),
+            dsps,
+            deadline,
+        };
+        let found = self.store.lookup(query).await;
+        let mut found = found.map_err(|error| Rejection::Unavailable(error.to_string()))?;
+        let mut of_valid = std::mem::take(&mut found.users).into_iter();
+        let of_user = |user: &AskedUser<'_>| user.valid().and_then(|_| of_valid.next().flatten());
+        found.users = users.iter().map(of_user).collect();
+        Ok(found)
+    }
+
+    /// Passes the live matches of each user to `answer`.
+    fn write(
+        &self,
+        users: &[AskedUser<'_>],
+        found: &[Option<UserMatches>],
+        selection: &Selection<'_>,
+        answer: &mut impl Answer,
+    ) -> Tally {
+        let mut tally = Tally {
+            found: vec![(0, 0); selection.expired_before.len()],
+            ..Tally::default()
+        };
+        for (users, found) in users
+            .chunks(USERS_PER_LOCK)
+            .zip(found.chunks(USERS_PER_LOCK))
+        {
+            let deletions = self.deletions.reader();
+            for (user, found) in users.iter().zip(found) {
+                let (Some(user_id), Some(matches)) = (user.valid(), found) else {
+                    answer.without_matches(user);
+                    continue;
+                };
+                tally.users += 1;
+                answer.begin_user();
+                for it in matches.iter() {
+                    let Some((at, state)) = selection.state(user_id, &it, deletions.as_ref())
+                    else {
+                        continue;
+                    };
+                    let counts = tally.found.get_mut(at);
+                    match state {
+                        MatchState::Live => {
+                            tally.first.get_or_insert(it.accepted);
+                            counts.into_iter().for_each(|(live, _)| *live += 1);
+                            answer.add(&it);
+                        }
+                        MatchState::Expired => {
+                            counts.into_iter().for_each(|(_, expired)| *expired += 1);
+                        }
+                        MatchState::Deleted => {}
+                    }
+                }
+                answer.end_user();
+            }
+        }
+        tally
+    }
+}
+
+impl Selection<'_> {
+    /// The state of a match, and the index of its DSP; `None` if the DSP is not selected.
+    fn state(
+        &self,
+        user_id: &str,
+        it: &StoredMatch<'_>,
+        deletions: Option<&deletions::Reader<'_>>,
+    ) -> Option<(usize, MatchState)> {
+        let (at, expired_before) = match &self.dsps {
+            Some(dsps) => {
+                let at = dsps.binary_search(&it.dsp_id).ok()?;
+                (at, self.expired_before[at])
+            }
+            None => (0, self.store.ttls().expired_before(it.dsp_id, self.now)),
+        };
+        let deleted = deletions.map(|table| table.deleted_until(user_id.as_bytes(), it.dsp_id));
+        // Stores round times of acceptance down.
+        let rounded = |time: UnixMicros| UnixMicros(time.0 - time.0 % self.resolution);
+        let state = if deleted.is_some_and(|until| it.accepted <= rounded(until)) {
+            MatchState::Deleted
+        } else if it.accepted < rounded(expired_before) {
+            MatchState::Expired
+        } else {
+            MatchState::Live
+        };
+        Some((at, state))
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{collections::BTreeMap, sync::Arc, time::Duration};
-
-    use http_body_util::BodyExt;
-
-    use super::*;
-    use crate::{
-        batch::tests::{batch, chunk},
-        clock,
-        store::{Cookies as _, embedded::EmbeddedStore},
-        ttl::Ttls,
-    };
-
-    async fn open(dir: &tempfile::TempDir) -> EmbeddedStore {
-        let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
-        let store = EmbeddedStore::open(dir.path().to_path_buf(), ttls);
-        store.await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn lookup_fails_until_the_deletions_are_loaded() {
-        let dir = tempfile::TempDir::new().unwrap();
-        let store = open(&dir).await;
-        let now = clock::now().0;
-        // The job of the DSP has not removed the cookie yet.
-        let (cookie, deletion) = ([("u", 1, "b")], [("", 1, "")]);
-        let batch = batch(&[chunk(1, now, &cookie), chunk(2, now, &deletion)]);
-        store.write(Arc::new(batch)).await.unwrap();
-        let deletions = Deletions::default();
-        let status = async |deletions| {
-            let page = page(&store, deletions, "/v1/users/u").await;
-            page.unwrap().status()
-        };
-        assert_eq!(status(None).await, 503);
-        store.load(&deletions).await.unwrap();
-        assert_eq!(status(Some(&deletions)).await, 404);
-    }
-
-    #[tokio::test]
-    async fn buyer_uids_are_ordered_by_dsp_and_errors_are_json() {
-        let dir = tempfile::TempDir::new().unwrap();
-        let store = open(&dir).await;
-        let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
-        let batch = Arc::new(batch(&[chunk(1, clock::now().0, &cookies)]));
-        store.write(batch).await.unwrap();
-        let deletions = Deletions::default();
-        let long = format!("/v1/users/{}", "u".repeat(65));
-        for (path, status, body) in [
-            (
-                "/v1/users/u%2F1",
-                200,
-                r#"{"user_id":"u/1","buyer_uids":{"9":"nine","100":"b\"ü"}}"#,
-            ),
-            (
-                "/v1/users/unknown",
-                404,
-                r#"{"error":"unknown user","user_id":"unknown"}"#,
-            ),
-            ("/v1/users/", 400, r#"{"error":"invalid user id"#),
-            ("/v1/users/a%00b", 400, r#"{"error":"invalid user id"#),
-            ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
-            (&long, 400, r#"{"error":"invalid user id"#),
-        ] {
-            let reply = page(&store, Some(&deletions), path).await.unwrap();
-            assert_eq!(reply.status(), status, "{path}");
-            let content = reply.into_body().collect().await.unwrap().to_bytes();
-            assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
-        }
-        let elsewhere = page(&store, Some(&deletions), "/v1/elsewhere").await;
-        assert!(elsewhere.is_none());
-    }
-}
+pub(crate) mod tests;

@@ -5,20 +5,30 @@
 
 pub mod embedded;
 pub mod mongodb;
+mod user_matches;
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use proto::units::{DspId, UnixMicros};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+pub use self::user_matches::{StoredMatch, UserMatches};
 
 use crate::{
     batch::{Batch, Cursor},
-    clock::Clock,
+    clock::{self, Clock},
     copy::protocol::CopyPage,
     deletions::{Deletions, DspDeletion},
     ledger::LedgerCounts,
+    ttl::Ttls,
 };
 
 /// Maximum number of cookies in a page.
@@ -238,15 +248,23 @@ pub struct Compaction<'a> {
     pub report: &'a (dyn Fn(Duration, u64) + Send + Sync),
 }
 
-/// The buyer uids of one user, by DSP.
-pub type BuyerUids = BTreeMap<DspId, String>;
+/// Selection of the matches of a lookup.
+#[derive(Debug, Clone)]
+pub struct LookupQuery {
+    /// The users.
+    pub user_ids: Vec<Box<str>>,
+    /// The DSPs in ascending order; `None` for all. A store may also return matches of other DSPs.
+    pub dsps: Option<Arc<[DspId]>>,
+    /// When to return what was read until then.
+    pub deadline: Instant,
+}
 
 /// Result of a lookup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LookupResult {
-    /// The buyer uids of the user.
-    pub buyer_uids: BuyerUids,
-    /// DSPs whose cookies could not be read.
+    /// The matches of each user of the query, in its order, also expired and deleted ones. `None` if they were not read in time.
+    pub users: Vec<Option<UserMatches>>,
+    /// DSPs whose cookies could not be read, or not in time.
     pub unavailable: Vec<DspId>,
     /// The error of the first unavailable DSP.
     pub why: Option<String>,
@@ -321,16 +339,36 @@ pub trait Cookies: fmt::Debug + Send + Sync + 'static {
 /// The reads of a store.
 #[async_trait]
 pub trait Lookup: fmt::Debug + Send + Sync + 'static {
-    /// The buyer uids of a user. Never returns an expired cookie, or one that `deletions` cover. The result names the DSPs that
-    /// cannot be read.
+    /// The matches of a user, if they are in memory. Does not block. Also returns expired and deleted ones.
+    fn in_memory(&self, user_id: &str) -> Option<UserMatches>;
+
+    /// Reads the matches of users, by the deadline of the query. Also returns expired and deleted ones.
     ///
     /// # Errors
     /// When the store cannot be read.
-    async fn lookup(
-        &self,
-        user_id: &str,
-        deletions: &Deletions,
-    ) -> Result<LookupResult, StoreError>;
+    async fn lookup(&self, query: LookupQuery) -> Result<LookupResult, StoreError>;
+
+    /// The number of cookies of each DSP. This is cheap, and an estimate if the store does not count them.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    async fn stored_cookies(&self) -> Result<BTreeMap<DspId, u64>, StoreError>;
+
+    /// The DSPs with cookies, from a list that may be some seconds old.
+    fn dsps(&self) -> BTreeSet<DspId>;
+
+    /// TTLs of the cookies.
+    fn ttls(&self) -> &Ttls;
+
+    /// The current time, with which the TTLs are compared.
+    fn now(&self) -> UnixMicros {
+        clock::now()
+    }
+
+    /// Resolution of stored times in microseconds.
+    fn resolution_micros(&self) -> u64 {
+        1
+    }
 
     /// The next cookies of a DSP, after a bounded number of reads. A page may be empty although others follow. Never returns an
     /// expired cookie, or one that `deletions` cover.

@@ -33,6 +33,26 @@ pub const LIMITER_SECONDS: &[f64] = &[
     0.25, 1.0, 10.0,
 ];
 
+/// Seconds per lookup: from 5 µs, if the user is in memory, to the longest deadline.
+pub const LOOKUP_SECONDS: &[f64] = &[
+    5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0,
+];
+
+/// Seconds since a match was accepted: from one second to 30 days.
+pub const LOOKUP_HIT_AGE_SECONDS: &[f64] = &[
+    1.0,
+    10.0,
+    60.0,
+    600.0,
+    3600.0,
+    21_600.0,
+    86_400.0,
+    259_200.0,
+    604_800.0,
+    1_209_600.0,
+    2_592_000.0,
+];
+
 /// Seconds to the first byte of an origin's response, up to the timeout. The bounds are finest where the concurrency adapts.
 pub const ORIGIN_SECONDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
@@ -51,6 +71,8 @@ mod tests {
             COMPACTION_SECONDS,
             DSP_LIMITS_DELAY_SECONDS,
             LIMITER_SECONDS,
+            LOOKUP_SECONDS,
+            LOOKUP_HIT_AGE_SECONDS,
             ORIGIN_SECONDS,
         ] {
             assert!(bounds.is_sorted_by(|a, b| a < b), "{bounds:?}");

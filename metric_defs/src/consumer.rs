@@ -148,6 +148,20 @@ metrics! {
     PRODUCER_DRAINS counter "consumer_producer_drains_total"
         "Clean shutdowns of producers all of whose cookies this consumer has stored or counted as lost."
 
+    // Lookups of bidders (--lookup).
+
+    LOOKUPS counter "consumer_lookups_total" by ["api", "outcome"]
+        "Requests on the lookup port, by outcome: answered (ok), answered without the DSPs or users that could not be read in time (partial), rejected (invalid, too_large, unauthenticated, not_found), or not answered because too many were in progress (busy) or nothing could be read (unavailable)."
+    LOOKUP_PAIRS counter "consumer_lookup_pairs_total" by ["dsp", "outcome"]
+        "Pairs of a user and a DSP in batch lookups: with a match (hit), without (miss), with an expired match (expired), or not read in time (unavailable). DSPs that are neither in --dsps nor among the first 64 with a stored match are `other`."
+    LOOKUP_SECONDS histogram "consumer_lookup_seconds" in LOOKUP_SECONDS by ["api"]
+        "Time per request on the lookup port, from its last byte to the encoded response."
+    LOOKUP_HIT_AGE_SECONDS histogram "consumer_lookup_hit_age_seconds" in LOOKUP_HIT_AGE_SECONDS
+        "Age of the first match in each response to a batch lookup."
+
+    STORED_COOKIES gauge "consumer_stored_cookies" by ["dsp"]
+        "Cookies in the store, by DSP: the 64 DSPs with the most, and `other`. Counted every minute, including expired cookies that are not deleted yet. With the embedded store an estimate: its approximate size, divided by DSP as in a sample of users."
+
     // Maintenance.
 
     MAINTENANCE_OWNER gauge "consumer_maintenance_owner"

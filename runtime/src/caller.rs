@@ -22,7 +22,7 @@ pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
 }
 
 /// Whether the host of the request is a loopback address or name. True without a host, because browsers always send one.
-pub(crate) fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
+pub fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
     // A request through a proxy has the host in the URI.
     let authority = match (headers.get(header::HOST), uri.authority()) {
         (None, None) => return true,

@@ -21,16 +21,21 @@ use std::{
     future::Future,
     io,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use futures_util::FutureExt as _;
+use http_body_util::{BodyExt as _, Collected};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::yield_now,
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::listen::{Activity, ByteStream};
+use crate::{
+    listen::{Activity, ByteStream},
+    reply::Reply,
+};
 
 /// Buffer capacity of an idle connection.
 pub const IDLE_BUFFER_BYTES: usize = 4 * 1024;
@@ -41,6 +46,9 @@ pub const YIELD_REQUESTS_MAX: u64 = 64;
 /// Maximum input to discard after the connection was shut down, in bytes and in time.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Maximum age of a date header, which has a resolution of one second.
+const DATE_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// What to do after the responses are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +172,46 @@ fn resize_input(input: &mut Vec<u8>, bytes_max: usize) {
     } else if input.len() == input.capacity() {
         let more = (7 * input.len()).min(bytes_max.saturating_sub(input.len()));
         input.reserve_exact(more);
+    }
+}
+
+/// The header `Date`, formatted at most ten times per second.
+#[derive(Debug, Default)]
+pub struct DateHeader {
+    line: String,
+    formatted: Option<Instant>,
+}
+
+impl DateHeader {
+    /// The line with its line break.
+    pub fn line(&mut self, now: Instant) -> &str {
+        let is_old = |at| now.saturating_duration_since(at) >= DATE_AGE_MAX;
+        if self.formatted.is_none_or(is_old) {
+            let date = httpdate::fmt_http_date(SystemTime::now());
+            self.line = format!("date: {date}\r\n");
+            self.formatted = Some(now);
+        }
+        &self.line
+    }
+}
+
+/// Appends a response. The response to a HEAD request has no body, only its length.
+pub fn encode(reply: Reply, is_head: bool, close: bool, output: &mut Vec<u8>) {
+    let (head, body) = reply.into_parts();
+    let body = body.collect().now_or_never().and_then(Result::ok);
+    let body = body.map(Collected::to_bytes).unwrap_or_default();
+    output.extend_from_slice(format!("HTTP/1.1 {}\r\n", head.status).as_bytes());
+    for (name, value) in &head.headers {
+        output.extend_from_slice(name.as_str().as_bytes());
+        output.extend_from_slice(b": ");
+        output.extend_from_slice(value.as_bytes());
+        output.extend_from_slice(b"\r\n");
+    }
+    let close = if close { "connection: close\r\n" } else { "" };
+    let length = format!("content-length: {}\r\n{close}\r\n", body.len());
+    output.extend_from_slice(length.as_bytes());
+    if !is_head {
+        output.extend_from_slice(&body);
     }
 }
 

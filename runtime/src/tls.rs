@@ -16,6 +16,9 @@ use rustls::crypto::CryptoProvider;
 /// The application protocol of gRPC.
 const HTTP2: &[u8] = b"h2";
 
+/// The application protocol HTTP/1.1.
+const HTTP1: &[u8] = b"http/1.1";
+
 /// The cryptography provider, chosen explicitly so that features of other crates cannot change it.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())

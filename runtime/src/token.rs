@@ -5,7 +5,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use http::{HeaderMap, header::AUTHORIZATION};
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use subtle::ConstantTimeEq as _;
 
 use super::reload::{NamedFile, Source};
@@ -140,7 +140,16 @@ impl<P: Permissions> Tokens<P> {
     /// # Errors
     /// If the request has no token of the file.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Arc<Client<P>>, TokenError> {
-        let candidate = bearer(headers).ok_or(TokenError::Missing)?;
+        let header = headers.get(AUTHORIZATION);
+        self.authenticate_header(header.map(HeaderValue::as_bytes))
+    }
+
+    /// Like [`authenticate`](Self::authenticate), with the value of the header `Authorization`.
+    ///
+    /// # Errors
+    /// If it has no token of the file.
+    pub fn authenticate_header(&self, value: Option<&[u8]>) -> Result<Arc<Client<P>>, TokenError> {
+        let candidate = value.and_then(bearer).ok_or(TokenError::Missing)?;
         let mut found = None;
         for (token, client) in &self.0 {
             if bool::from(token.as_bytes().ct_eq(candidate)) {
@@ -199,9 +208,8 @@ fn check(token: &str) -> Result<(), String> {
 }
 
 /// The token of `Authorization: Bearer …`; the scheme is case-insensitive.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let header = headers.get(AUTHORIZATION)?;
-    let (scheme, token) = header.as_bytes().split_at_checked(7)?;
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked(7)?;
     let token = token.trim_ascii();
     (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
 }

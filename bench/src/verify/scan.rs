@@ -59,7 +59,7 @@ pub async fn mongodb(uri: &str, mut check: StoreCheck<'_>) -> Result<StoreVerdic
 /// The store cannot be opened or read.
 pub async fn embedded(dir: &Path, mut check: StoreCheck<'_>) -> Result<StoreVerdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
-    let store = EmbeddedStore::open(dir.to_owned(), ttls).await?;
+    let store = EmbeddedStore::open(dir.to_owned(), ttls, 1 << 20).await?;
     // Reading blocks; it ends when the receiver is dropped.
     let (cookie_tx, mut cookies) = mpsc::channel(QUEUE_COOKIES);
     let reading = tokio::task::spawn_blocking(move || {

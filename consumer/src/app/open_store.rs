@@ -13,7 +13,8 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     Ok(match &config.args.storage.store {
         StoreConfig::Embedded(dir) => {
             let (dir, ttls) = (dir.clone(), config.ttls.clone());
-            EmbeddedStore::open(dir, ttls).await?.into()
+            let cache_bytes = config.args.lookup.lookup_cache;
+            EmbeddedStore::open(dir, ttls, cache_bytes).await?.into()
         }
         StoreConfig::Mongodb(uri) => {
             Store::with_all_roles(MongodbStore::new(config.mongodb_store(uri)))

@@ -60,6 +60,9 @@ pub struct Args {
     pub mongodb: MongodbArgs,
     #[command(flatten)]
     pub(super) archive: ArchiveArgs,
+    /// The port for bidders.
+    #[command(flatten)]
+    pub lookup: LookupArgs,
     /// Expiry and compaction windows.
     #[command(flatten)]
     pub maintenance: MaintenanceArgs,
@@ -289,6 +292,37 @@ pub(super) struct ArchiveArgs {
 
     #[command(flatten)]
     pub(super) tls: NatsTlsArgs,
+}
+
+/// The port for bidders.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Lookups")]
+pub struct LookupArgs {
+    /// Address for lookups of bidders (HTTP/1.1 and gRPC). If it is not a loopback address, --lookup-token-file is required [default:
+    /// none]
+    #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
+    pub lookup: std::option::Option<SocketAddr>,
+
+    /// File with bearer tokens, one per line. If set, every lookup must present a token
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub(super) lookup_token_file: String,
+
+    /// PEM file with the certificate of the lookup port, followed by its intermediate certificates. Enables TLS
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub(super) lookup_tls_cert: String,
+
+    /// PEM file with the private key of --lookup-tls-cert
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub(super) lookup_tls_key: String,
+
+    /// Memory for users that were looked up recently, with the embedded store; a user with five matches takes about 350 bytes
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "128MiB",
+        value_parser = size(64 << 10..=BYTES_MAX)
+    )]
+    pub lookup_cache: usize,
 }
 
 /// Expiry and compaction windows.

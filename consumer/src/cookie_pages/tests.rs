@@ -38,7 +38,7 @@ impl Node {
         std::fs::write(&tokens, TOKEN).unwrap();
         let file = NamedFile::from_flag("--cookies-token-file", tokens.to_str().unwrap());
         let ttls = Ttls::new(Duration::from_secs(3600), BTreeMap::new());
-        let store = EmbeddedStore::open(dir.path().join("store"), ttls).await;
+        let store = EmbeddedStore::open(dir.path().join("store"), ttls, 1 << 20).await;
         let store = Arc::new(store.unwrap());
         let producers = Producers::default();
         producers.load(Vec::new());

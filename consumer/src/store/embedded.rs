@@ -18,14 +18,16 @@
 //! four flushes, the writers. So it ignores the compaction window.
 
 mod copies;
+mod estimate;
 mod expiry;
 mod page;
 mod recent;
 mod records;
 mod upkeep;
+mod user_cache;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Display,
     io,
     ops::ControlFlow,
@@ -39,7 +41,7 @@ use std::{
 
 use async_trait::async_trait;
 use fjall::{
-    Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
+    Database, Guard, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
 };
 use parking_lot::Mutex;
@@ -49,11 +51,14 @@ use proto::{
     units::{DspId, UnixMicros},
 };
 use runtime::{open_files, unfinished_store};
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::{
-    Cookies, Lookup, LookupResult, Page, PageQuery, Receipt, Store, StoreError, StoredState,
-    WriteOutcome,
+    Cookies, Lookup, LookupQuery, LookupResult, Page, PageQuery, Receipt, Store, StoreError,
+    StoredMatch, StoredState, UserMatches, WriteOutcome,
 };
 use crate::{
     batch::{Batch, BatchCookie},
@@ -67,6 +72,7 @@ use records::{
     CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, SLOT_PREFIX, committed,
     decode_cursor, dsp_of, encode_cursor, put_value, slot_key, stored_cookie, time, user_prefix,
 };
+use user_cache::UserCache;
 
 /// Size of the block cache.
 const CACHE_BYTES: u64 = 64 << 20;
@@ -104,6 +110,7 @@ struct Inner {
     /// DSPs with cookies.
     slots: Mutex<BTreeSet<DspId>>,
     expiry: ExpiryFilter,
+    users: UserCache,
     /// [`FILE`], and its inode.
     file: (PathBuf, u64),
 }
@@ -115,6 +122,8 @@ struct Tuning {
     memtable_bytes: u64,
     /// Size of a file of the tree.
     table_bytes: u64,
+    /// Size of the cache of users.
+    user_cache_bytes: usize,
     now: fn() -> UnixMicros,
 }
 
@@ -123,6 +132,7 @@ impl Default for Tuning {
         Self {
             memtable_bytes: 64 << 20,
             table_bytes: 64 << 20,
+            user_cache_bytes: 128 << 20,
             now: clock::now,
         }
     }
@@ -135,12 +145,16 @@ impl std::fmt::Debug for Inner {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`. Creates the directory if it does not exist.
+    /// Opens the store in `dir`. Creates the directory if it does not exist. Lookups keep up to `user_cache_bytes` of users in memory.
     ///
     /// # Errors
     /// When the directory is in use by another process, or is not a store.
-    pub async fn open(dir: PathBuf, ttls: Ttls) -> anyhow::Result<Self> {
-        Self::open_with(dir, ttls, Tuning::default()).await
+    pub async fn open(dir: PathBuf, ttls: Ttls, user_cache_bytes: usize) -> anyhow::Result<Self> {
+        let tuning = Tuning {
+            user_cache_bytes,
+            ..Tuning::default()
+        };
+        Self::open_with(dir, ttls, tuning).await
     }
 
     /// Calls `visit` for every stored cookie, including expired ones, ordered by user, until it breaks. Blocks the thread.
@@ -259,14 +273,48 @@ impl Cookies for EmbeddedStore {
 
 #[async_trait]
 impl Lookup for EmbeddedStore {
-    async fn lookup(
-        &self,
-        user_id: &str,
-        deletions: &Deletions,
-    ) -> Result<LookupResult, StoreError> {
-        let (user_id, deletions) = (user_id.to_owned(), deletions.clone());
-        self.run(move |inner| inner.lookup(&user_id, &deletions))
-            .await
+    fn in_memory(&self, user_id: &str) -> Option<UserMatches> {
+        self.inner.users.get(user_id.as_bytes())
+    }
+
+    async fn lookup(&self, query: LookupQuery) -> Result<LookupResult, StoreError> {
+        let users = Arc::new(Mutex::new(vec![None; query.user_ids.len()]));
+        let (found, deadline) = (Arc::clone(&users), query.deadline);
+        let reading = self.run(move |inner| {
+            for (at, user_id) in query.user_ids.iter().enumerate() {
+                if Instant::now() >= query.deadline {
+                    break;
+                }
+                let matches = inner.matches(user_id.as_bytes())?;
+                if let Some(place) = found.lock().get_mut(at) {
+                    *place = Some(matches);
+                }
+            }
+            Ok(())
+        });
+        // After the deadline, the thread ends with the current user.
+        timeout_at(deadline, reading).await.unwrap_or(Ok(()))?;
+        let users = std::mem::take(&mut *users.lock());
+        Ok(LookupResult {
+            users,
+            ..LookupResult::default()
+        })
+    }
+
+    async fn stored_cookies(&self) -> Result<BTreeMap<DspId, u64>, StoreError> {
+        self.run_with_lowest_priority(Inner::estimate_by_dsp).await
+    }
+
+    fn dsps(&self) -> BTreeSet<DspId> {
+        self.inner.slots.lock().clone()
+    }
+
+    fn ttls(&self) -> &Ttls {
+        &self.inner.ttls
+    }
+
+    fn now(&self) -> UnixMicros {
+        (self.inner.tuning.now)()
     }
 
     async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError> {
@@ -332,6 +380,7 @@ impl Inner {
             recent: Mutex::new(RecentPairs::new(newest)),
             slots: Mutex::new(slots),
             expiry,
+            users: UserCache::new(tuning.user_cache_bytes),
             file: (file, inode),
         })
     }
@@ -354,6 +403,7 @@ impl Inner {
         let mut slots = self.slots.lock();
         let mut writes = self.synced_writes(capacity);
         let mut done = WriteOutcome::default();
+        let mut written = Vec::with_capacity(batch.len());
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
         if !batch.deletions().is_empty() {
             self.delete(batch.deletions())?;
@@ -368,6 +418,7 @@ impl Inner {
                 continue;
             }
             recent.record(pair, accepted);
+            written.push(index);
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
             if slots.insert(cookie.dsp_id) {
@@ -382,6 +433,7 @@ impl Inner {
             writes.insert(&self.meta, NEWEST_KEY, recent.newest().0.to_be_bytes());
         }
         writes.commit()?;
+        self.update_users(batch, &written);
         self.check_in_place()?;
         Ok(done)
     }
@@ -410,24 +462,24 @@ impl Inner {
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
-    fn lookup(&self, user_id: &str, deletions: &Deletions) -> fjall::Result<LookupResult> {
-        let now = (self.tuning.now)();
-        let mut found = LookupResult::default();
-        for pair in self.cookies.prefix(user_prefix(user_id.as_bytes())) {
-            let (key, value) = pair.into_inner()?;
-            let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
-                (dsp_of(&key), time(&value), value.get(8..))
-            else {
-                continue;
-            };
-            let deleted = deletions.deleted_until(user_id.as_bytes(), dsp_id);
-            if accepted < self.ttls.expired_before(dsp_id, now) || accepted <= deleted {
-                continue;
-            }
-            let buyer_uid = String::from_utf8_lossy(buyer_uid).into_owned();
-            found.buyer_uids.insert(dsp_id, buyer_uid);
+    fn matches(&self, user_id: &[u8]) -> fjall::Result<UserMatches> {
+        self.users.get_or_read(user_id, || {
+            let pairs = self.cookies.prefix(user_prefix(user_id));
+            let pairs: Vec<_> = pairs.map(Guard::into_inner).collect::<fjall::Result<_>>()?;
+            let cookies = pairs
+                .iter()
+                .filter_map(|(key, value)| stored_cookie(key, value));
+            Ok(cookies.map(|cookie| stored_match(&cookie)).collect())
+        })
+    }
+
+    /// Updates the cache after cookies, given by their indices in the order of users, were written.
+    fn update_users(&self, batch: &Batch, written: &[u32]) {
+        let cookie = |index: &u32| batch.cookie(*index as usize);
+        for of_user in written.chunk_by(|a, b| cookie(a).user_id == cookie(b).user_id) {
+            let matches = of_user.iter().map(|index| stored_match(&cookie(index)));
+            self.users.update(cookie(&of_user[0]).user_id, matches);
         }
-        Ok(found)
     }
 
     fn delete_cursors_before(&self, before: UnixMicros) -> fjall::Result<Vec<Arc<str>>> {
@@ -442,6 +494,14 @@ impl Inner {
             }
         }
         Ok(deleted)
+    }
+}
+
+fn stored_match<'a>(cookie: &BatchCookie<'a>) -> StoredMatch<'a> {
+    StoredMatch {
+        dsp_id: cookie.dsp_id,
+        accepted: cookie.accepted,
+        buyer_uid: cookie.buyer_uid,
     }
 }
 

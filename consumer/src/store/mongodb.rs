@@ -87,7 +87,9 @@ pub struct MongodbStore {
     /// Insert strategies by DSP.
     insert_strategies: Mutex<BTreeMap<DspId, Arc<Mutex<InsertStrategy>>>>,
     breakers: Breakers,
-    /// Tasks that write to DSP databases, at most one per hanging database.
+    /// Finds of lookups that were not answered in time.
+    late_finds: Breakers,
+    /// Finds of lookups, and tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
     commit_times: CommitTimes,
 }
@@ -128,6 +130,7 @@ impl MongodbStore {
             commits: AtomicI64::new(0),
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
+            late_finds: Breakers::default(),
             tasks: TaskTracker::new(),
             commit_times: CommitTimes::default(),
         }

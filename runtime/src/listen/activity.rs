@@ -63,6 +63,7 @@ pub struct Activity {
     pub(super) bytes_read_at_request: AtomicU64,
     pub(super) bytes_written: AtomicU64,
     pub(super) write_blocked: AtomicBool,
+    is_multiplexed: AtomicBool,
 }
 
 impl Activity {
@@ -75,6 +76,11 @@ impl Activity {
         let bytes_read = self.bytes_read.load(Ordering::Relaxed);
         self.bytes_read_at_request
             .store(bytes_read, Ordering::Relaxed);
+    }
+
+    /// Excludes the connection from the request timeout, because its protocol also sends bytes between requests.
+    pub fn set_multiplexed(&self) {
+        self.is_multiplexed.store(true, Ordering::Relaxed);
     }
 
     /// Records a request with a slow response. The connection is not idle until the guard is dropped.
@@ -165,10 +171,10 @@ impl Watcher {
         {
             // The request began after the previous check.
             let since = *self.partial_since.get_or_insert(self.checked);
-            if limits
-                .request_timeout
-                .is_some_and(|limit| now - since >= limit)
-            {
+            let request_timeout = limits.request_timeout;
+            let request_timeout =
+                request_timeout.filter(|_| !activity.is_multiplexed.load(Ordering::Relaxed));
+            if request_timeout.is_some_and(|limit| now - since >= limit) {
                 return Some(CloseReason::SlowRequest);
             }
         }

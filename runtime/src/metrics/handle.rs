@@ -2,8 +2,8 @@
 
 use metric_defs::{Kind, MetricDef};
 use prometheus::{
-    Error, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Result, core::Collector,
+    Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Result, core::Collector,
 };
 
 /// A handle of a metric; clones share its value.
@@ -41,13 +41,21 @@ impl Handle for IntGaugeVec {
 
 impl Handle for Histogram {
     fn of(def: MetricDef) -> Result<Self> {
-        let buckets = bounds(def)?.to_vec();
-        let common_opts = opts(def, def.kind, false)?;
-        Self::with_opts(HistogramOpts {
-            common_opts,
-            buckets,
-        })
+        Self::with_opts(histogram_opts(def, false)?)
     }
+}
+
+impl Handle for HistogramVec {
+    fn of(def: MetricDef) -> Result<Self> {
+        Self::new(histogram_opts(def, true)?, def.labels)
+    }
+}
+
+fn histogram_opts(def: MetricDef, has_labels: bool) -> Result<HistogramOpts> {
+    Ok(HistogramOpts {
+        buckets: bounds(def)?.to_vec(),
+        common_opts: opts(def, def.kind, has_labels)?,
+    })
 }
 
 fn opts(def: MetricDef, kind: Kind, has_labels: bool) -> Result<Opts> {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
-use super::{HTTP2, pem, provider};
+use super::{HTTP1, HTTP2, pem, provider};
 use crate::{
     listen::{ByteStream, WatchedStream, addresses::Addresses},
     metrics::Registry,
@@ -117,8 +117,8 @@ pub struct Handshakes {
     addresses: Addresses,
     outcomes: IntCounterVec,
     concurrent_max: usize,
-    /// ALPN name of the protocol that follows the handshake.
-    protocol: &'static [u8],
+    /// ALPN names of the protocols that may follow the handshake.
+    protocols: &'static [&'static [u8]],
 }
 
 impl Handshakes {
@@ -143,8 +143,17 @@ impl Handshakes {
             addresses: Addresses::default(),
             outcomes,
             concurrent_max: HANDSHAKES_MAX,
-            protocol: HTTP2,
+            protocols: &[HTTP2],
         })
+    }
+
+    /// Handshakes of a port for HTTP/2 and HTTP/1.1.
+    #[must_use]
+    pub fn for_http(self) -> Self {
+        Self {
+            protocols: &[HTTP2, HTTP1],
+            ..self
+        }
     }
 
     /// Handshakes of an HTTP/1.1 port with the same files and counters.
@@ -155,14 +164,15 @@ impl Handshakes {
             addresses: Addresses::default(),
             outcomes: self.outcomes.clone(),
             concurrent_max,
-            protocol: b"http/1.1",
+            protocols: &[HTTP1],
         }
     }
 
     fn config(&self) -> Arc<ServerConfig> {
         let mut config = Arc::clone(&self.files.current().config);
-        if self.protocol != HTTP2 {
-            Arc::make_mut(&mut config).alpn_protocols = vec![self.protocol.to_vec()];
+        if self.protocols != [HTTP2] {
+            let names = self.protocols.iter().map(|name| name.to_vec());
+            Arc::make_mut(&mut config).alpn_protocols = names.collect();
         }
         config
     }

@@ -1,14 +1,23 @@
 //! Fuzz target of the consumer's admin port: paths of requests.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
 use async_trait::async_trait;
 use consumer::{
     deletions::Deletions,
-    lookup,
-    store::{Lookup, LookupResult, Page, PageQuery, StoreError},
+    lookup::{Lookups, user},
+    producers::Producers,
+    store::{Lookup, LookupQuery, LookupResult, Page, PageQuery, StoreError, UserMatches},
+    ttl::Ttls,
 };
 use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
+use proto::units::DspId;
 
 /// A store without cookies.
 #[derive(Debug)]
@@ -16,8 +25,25 @@ struct EmptyStore;
 
 #[async_trait]
 impl Lookup for EmptyStore {
-    async fn lookup(&self, _: &str, _: &Deletions) -> Result<LookupResult, StoreError> {
-        Ok(LookupResult::default())
+    fn in_memory(&self, _: &str) -> Option<UserMatches> {
+        Some([].into_iter().collect())
+    }
+
+    async fn lookup(&self, _: LookupQuery) -> Result<LookupResult, StoreError> {
+        unreachable!("every user is in memory")
+    }
+
+    async fn stored_cookies(&self) -> Result<BTreeMap<DspId, u64>, StoreError> {
+        Ok(BTreeMap::new())
+    }
+
+    fn dsps(&self) -> BTreeSet<DspId> {
+        BTreeSet::new()
+    }
+
+    fn ttls(&self) -> &Ttls {
+        static TTLS: LazyLock<Ttls> = LazyLock::new(|| Ttls::new(Duration::MAX, [].into()));
+        &TTLS
     }
 
     async fn page(&self, _: &PageQuery, _: &Deletions) -> Result<Page, StoreError> {
@@ -34,7 +60,14 @@ pub fn lookup(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else {
         return;
     };
-    let answer = lookup::page(&EmptyStore, Some(&Deletions::default()), path).now_or_never();
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let lookups = Lookups {
+        store: Arc::new(EmptyStore),
+        deletions: Deletions::default(),
+        producers: Producers::default(),
+    };
+    lookups.producers.load(Vec::new());
+    let answer = user::page(&lookups, path, query).now_or_never();
     let answer = answer.expect("no store delays the response");
     let is_user_path = path.starts_with("/v1/users/");
     let Some(answer) = answer else {

@@ -15,6 +15,7 @@ mod following;
 mod harness;
 mod ledger;
 mod limits;
+mod lookups;
 mod maintenance;
 mod mongods;
 mod node_reports;

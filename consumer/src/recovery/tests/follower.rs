@@ -23,7 +23,7 @@ type Numbers = BTreeSet<(String, u64, u64)>;
 
 /// A store for the floor.
 async fn store(dir: &TempDir, ttls: &Ttls) -> Arc<dyn Upkeep> {
-    let store = EmbeddedStore::open(dir.path().to_owned(), ttls.clone());
+    let store = EmbeddedStore::open(dir.path().to_owned(), ttls.clone(), 1 << 20);
     Store::from(store.await.unwrap()).upkeep
 }
 

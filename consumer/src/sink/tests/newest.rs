@@ -69,7 +69,7 @@ fn user(cookie: &Sent) -> String {
 async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let dir = TempDir::new().unwrap();
     let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
-    let store = EmbeddedStore::open(dir.path().join("store"), ttls.clone()).await;
+    let store = EmbeddedStore::open(dir.path().join("store"), ttls.clone(), 1 << 20).await;
     let store = Arc::new(store.unwrap());
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);

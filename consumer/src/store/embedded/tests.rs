@@ -1,8 +1,12 @@
 //! Tests of the store in a temporary directory.
 
 use std::{
+    collections::BTreeMap,
     ops::ControlFlow,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
     time::Duration,
 };
 
@@ -18,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::{super::Upkeep as _, *};
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
+use crate::lookup::tests::lookups;
 use crate::store::{Expiry, SweepProgress};
 
 /// A TTL of a day. A producer's report shortens it to a minute for all DSPs except one.
@@ -44,6 +49,7 @@ const TUNING: Tuning = Tuning {
     memtable_bytes: 1 << 20,
     table_bytes: 1 << 20,
     now: || UnixMicros(NOW),
+    user_cache_bytes: 1 << 20,
 };
 
 async fn open(dir: &TempDir) -> EmbeddedStore {
@@ -56,8 +62,17 @@ async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) ->
     store.write(batch).await.unwrap()
 }
 
+/// The buyer uids of a user.
+async fn buyer_uids(store: &EmbeddedStore, user_id: &str) -> BTreeMap<DspId, String> {
+    let store = EmbeddedStore {
+        inner: Arc::clone(&store.inner),
+    };
+    let found = lookups(store, Deletions::default());
+    crate::lookup::tests::buyer_uids(&found, user_id).await
+}
+
 #[track_caller]
-fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
+fn check(found: &BTreeMap<DspId, String>, expected: &[(u32, &str)]) {
     let found: Vec<_> = found.iter().map(|(dsp, uid)| (dsp.0, &**uid)).collect();
     assert_eq!(found, expected);
 }
@@ -99,28 +114,10 @@ async fn newer_cookie_wins_and_an_older_one_changes_nothing() {
     )
     .await;
     assert_eq!(replayed.stale.len(), 1);
-    check(
-        &store
-            .lookup("u", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(1, "newer"), (300, "b")],
-    );
-    check(
-        &store
-            .lookup("v", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(1, "c")],
-    );
+    check(&buyer_uids(&store, "u").await, &[(1, "newer"), (300, "b")]);
+    check(&buyer_uids(&store, "v").await, &[(1, "c")]);
     write(&store, NOW + 200, &[("u", 1, "same time, later")]).await;
-    let found = store
-        .lookup("u", &Deletions::default())
-        .await
-        .unwrap()
-        .buyer_uids;
+    let found = buyer_uids(&store, "u").await;
     check(&found, &[(1, "same time, later"), (300, "b")]);
 }
 
@@ -141,14 +138,7 @@ async fn cookies_cursors_and_the_newest_time_survive_reopening() {
     assert_eq!(loaded.slots, [DspId(1)]);
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
-    check(
-        &store
-            .lookup("u", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(1, "kept")],
-    );
+    check(&buyer_uids(&store, "u").await, &[(1, "kept")]);
 }
 
 #[tokio::test]
@@ -189,23 +179,9 @@ async fn lookup_matches_only_complete_user_ids() {
     ];
     write(&store, NOW + 1, &cookies).await;
     for (user_id, _, buyer_uid) in cookies {
-        check(
-            &store
-                .lookup(user_id, &Deletions::default())
-                .await
-                .unwrap()
-                .buyer_uids,
-            &[(1, buyer_uid)],
-        );
+        check(&buyer_uids(&store, user_id).await, &[(1, buyer_uid)]);
     }
-    check(
-        &store
-            .lookup("abcd", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[],
-    );
+    check(&buyer_uids(&store, "abcd").await, &[]);
 }
 
 #[tokio::test]
@@ -215,14 +191,7 @@ async fn expired_cookie_is_not_returned_before_its_deletion() {
     let (expired, alive) = (NOW - 61 * SECOND, NOW - 59 * SECOND);
     write(&store, expired, &[("u", 1, "expired")]).await;
     write(&store, alive, &[("u", 2, "alive")]).await;
-    check(
-        &store
-            .lookup("u", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(2, "alive")],
-    );
+    check(&buyer_uids(&store, "u").await, &[(2, "alive")]);
 }
 
 const GENERATION: usize = 5_000;
@@ -357,29 +326,15 @@ async fn late_cookie_of_a_recently_written_pair_is_stale() {
     write(&store, NOW + 5, &[("u", 1, "newer")]).await;
     let late = write(&store, NOW + 4, &[("u", 1, "late"), ("v", 1, "x")]).await;
     assert_eq!(late.stale.len(), 1);
-    check(
-        &store
-            .lookup("u", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(1, "newer")],
-    );
-    check(
-        &store
-            .lookup("v", &Deletions::default())
-            .await
-            .unwrap()
-            .buyer_uids,
-        &[(1, "x")],
-    );
+    check(&buyer_uids(&store, "u").await, &[(1, "newer")]);
+    check(&buyer_uids(&store, "v").await, &[(1, "x")]);
 }
 
 #[tokio::test]
 async fn directory_in_use_is_rejected_with_a_fix() {
     let dir = TempDir::new().unwrap();
     let _store = open(&dir).await;
-    let second = EmbeddedStore::open(dir.path().to_path_buf(), ttls()).await;
+    let second = EmbeddedStore::open(dir.path().to_path_buf(), ttls(), 1 << 20).await;
     let error = second.err().map(|error| error.to_string()).unwrap();
     assert!(
         error.contains("in use") && error.contains("--store"),
@@ -460,5 +415,126 @@ fn expiry<'a>(
         stop,
         deletions,
         report: &|_| {},
+    }
+}
+
+#[tokio::test]
+async fn estimate_of_a_dsp_is_near_its_number_of_cookies() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    assert!(store.stored_cookies().await.unwrap().is_empty());
+    let users: Vec<_> = (0..2_000).map(|user| format!("{user:08}")).collect();
+    let of_dsp = |dsp_id, share: usize| {
+        users
+            .iter()
+            .step_by(share)
+            .map(move |it| (&**it, dsp_id, "x"))
+    };
+    let cookies: Vec<_> = of_dsp(1, 1).chain(of_dsp(2, 4)).collect();
+    write(&store, NOW, &cookies).await;
+    let counts = store.stored_cookies().await.unwrap();
+    assert!((1_800..=2_200).contains(&counts[&DspId(1)]), "{counts:?}");
+    assert!((300..=700).contains(&counts[&DspId(2)]), "{counts:?}");
+}
+
+/// The last write of each pair: its number, and whether it is a deletion. Encoded as twice the number, plus one for a deletion.
+#[derive(Default)]
+struct LastWrites([AtomicU64; 8]);
+
+impl LastWrites {
+    fn get(&self, pair: usize) -> (u64, bool) {
+        let encoded = self.0[pair].load(SeqCst);
+        (encoded / 2, encoded % 2 == 1)
+    }
+
+    fn set(&self, pair: usize, number: u64, is_deletion: bool) {
+        self.0[pair].store(2 * number + u64::from(is_deletion), SeqCst);
+    }
+}
+
+/// Reads random pairs until `stop`, and compares them with what was written before and after. Returns the number of reads.
+async fn read_pairs(
+    lookups: crate::lookup::Lookups,
+    (begun, done): (Arc<LastWrites>, Arc<LastWrites>),
+    stop: CancellationToken,
+    seed: u64,
+) -> u64 {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut reads = 0;
+    while !stop.is_cancelled() {
+        let pair = random.usize(0..8);
+        let (number, was_deleted) = done.get(pair);
+        let found = crate::lookup::tests::buyer_uids(&lookups, &format!("u{}", pair / 2)).await;
+        let dsp_id = DspId(if pair.is_multiple_of(2) { 1 } else { 2 });
+        let found = found.get(&dsp_id).map(|uid| uid.parse::<u64>().unwrap());
+        let (latest, _) = begun.get(pair);
+        let is_correct = match found {
+            Some(found) if was_deleted => found > number && found <= latest,
+            Some(found) => found >= number && found <= latest,
+            None => number == 0 || was_deleted || latest > number,
+        };
+        assert!(
+            is_correct,
+            "{found:?} of pair {pair}, written {number}, latest {latest}"
+        );
+        reads += 1;
+        tokio::task::yield_now().await;
+    }
+    reads
+}
+
+/// In random interleavings of lookups with writes and deletions, a lookup never returns a match older than a finished write, or one
+/// that a finished deletion covers: even without the table of deletions, as after their retention. The cache has space for some of the
+/// users only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn lookup_never_returns_a_replaced_or_deleted_match() {
+    let dir = TempDir::new().unwrap();
+    let tuning = Tuning {
+        user_cache_bytes: 500,
+        now: || UnixMicros(NOW),
+        ..TUNING
+    };
+    let store = EmbeddedStore::open_with(dir.path().to_path_buf(), ttls(), tuning).await;
+    let store = store.unwrap();
+    let last_writes = <(Arc<_>, Arc<LastWrites>)>::default();
+    let (begun, done) = last_writes.clone();
+    let (stop, mut readers) = (CancellationToken::new(), tokio::task::JoinSet::new());
+    for seed in 0..3 {
+        let inner = Arc::clone(&store.inner);
+        let lookups = lookups(EmbeddedStore { inner }, Deletions::default());
+        readers.spawn(read_pairs(lookups, last_writes.clone(), stop.clone(), seed));
+    }
+    let mut random = fastrand::Rng::with_seed(9);
+    for number in 1..=1_000 {
+        let (user, dsp, is_deletion) =
+            (random.usize(0..4), random.usize(0..2), random.u8(0..3) == 0);
+        let of_user = is_deletion && random.bool();
+        let pairs: Vec<_> = (0..2)
+            .filter(|it| of_user || *it == dsp)
+            .map(|dsp| 2 * user + dsp)
+            .collect();
+        pairs
+            .iter()
+            .for_each(|pair| begun.set(*pair, number, is_deletion));
+        let (user_id, uid) = (format!("u{user}"), number.to_string());
+        let dsp_id = if of_user {
+            0
+        } else {
+            u32::try_from(dsp).unwrap() + 1
+        };
+        let uid = if is_deletion { "" } else { &*uid };
+        let batch = batch(&[chunk(
+            number,
+            NOW - 1000 + number,
+            &[(&user_id, dsp_id, uid)],
+        )]);
+        store.write(Arc::new(batch)).await.unwrap();
+        pairs
+            .iter()
+            .for_each(|pair| done.set(*pair, number, is_deletion));
+    }
+    stop.cancel();
+    while let Some(reads) = readers.join_next().await {
+        assert!(reads.unwrap() > 100);
     }
 }

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     EmbeddedStore, Inner,
     records::{
-        DELETION_PREFIX, decode_deletion, deletion_key, deletion_value, dsp_of, time, user_prefix,
+        DELETION_PREFIX, decode_deletion, deletion_key, deletion_value, dsp_of, stored_cookie,
+        time, user_prefix,
     },
 };
 use crate::{
@@ -118,7 +119,13 @@ impl Inner {
                 }
             }
         }
-        writes.commit()
+        writes.commit()?;
+        for deletion in deletions {
+            if let Scope::Match(user_id, _) | Scope::User(user_id) = &deletion.scope {
+                self.users.remove(user_id);
+            }
+        }
+        Ok(())
     }
 
     /// The time of the stored deletion of this scope.
@@ -137,12 +144,13 @@ impl Inner {
         // No newer cookie is written between the read and the removal.
         let _writing = self.recent.lock();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
-        let (mut removed, mut last) = (0, None);
+        let (mut removed, mut last) = (Vec::new(), None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
             let (key, value) = pair.into_inner()?;
             if dsp_of(&key) == Some(deletion.dsp_id) && is_covered(&value, deletion.until) {
                 writes.remove(&self.cookies, &*key);
-                removed += 1;
+                let cookie = stored_cookie(&key, &value);
+                removed.extend(cookie.map(|it| it.user_id.to_vec()));
             }
             if count == STEP_KEYS {
                 last = Some(key.to_vec());
@@ -156,10 +164,13 @@ impl Inner {
             writes.insert(&self.meta, deletion_key(&deletion), value);
         }
         writes.commit()?;
+        for user_id in &removed {
+            self.users.remove(user_id);
+        }
         if is_end {
             self.database.persist(PersistMode::SyncData)?;
         }
-        Ok((removed, last))
+        Ok((removed.len() as u64, last))
     }
 
     pub(super) fn remove_deletions_until(&self, floor: UnixMicros) -> fjall::Result<()> {

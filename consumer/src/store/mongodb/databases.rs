@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures_util::TryStreamExt;
 use mongodb::{
-    Collection, Database,
+    Client, Collection, Database,
     bson::{Bson, Document, doc},
     options::DatabaseOptions,
 };
@@ -33,7 +34,7 @@ pub(super) struct DspDatabases {
     /// The collections to which this process writes; `None` if the server cannot check their ids.
     collections: BTreeMap<DspId, Option<CollectionId>>,
     /// DSPs that had a database when databases were last listed.
-    listed: BTreeSet<DspId>,
+    pub(super) listed: BTreeSet<DspId>,
     listed_at: Option<Instant>,
 }
 
@@ -44,12 +45,46 @@ impl DspDatabases {
         self.listed.insert(dsp_id);
     }
 
+    /// The DSPs that had a database when databases were last listed, and whether to list them again: once per `age_max`. `None` if they
+    /// were never listed.
+    pub(super) fn recent(&mut self, age_max: Duration) -> Option<(BTreeSet<DspId>, bool)> {
+        let listed_at = self.listed_at.as_mut()?;
+        let is_refresh_due = listed_at.elapsed() > age_max;
+        if is_refresh_due {
+            *listed_at = Instant::now();
+        }
+        Some((self.listed.clone(), is_refresh_due))
+    }
+
+    /// Lists the databases.
+    pub(super) async fn refresh(
+        databases: Arc<Mutex<Self>>,
+        client: Client,
+        prefix: String,
+    ) -> Result<BTreeSet<DspId>, StoreError> {
+        let names = run(client.list_database_names()).await?;
+        let found = names.iter().filter_map(|name| dsp_of(name, &prefix));
+        let mut dsps = databases.lock();
+        dsps.listed = found.collect();
+        let slots = dsps.slots.clone();
+        dsps.listed.extend(slots);
+        dsps.listed_at = Some(Instant::now());
+        Ok(dsps.listed.clone())
+    }
+
     /// Records that the collection of this DSP was dropped. The next retry creates it.
     pub(super) fn remove_slot(&mut self, dsp_id: DspId) {
         self.slots.remove(&dsp_id);
         self.listed.remove(&dsp_id);
         self.collections.remove(&dsp_id);
     }
+}
+
+/// The DSP of a database name, in canonical form: `7`, not `07`.
+fn dsp_of(database: &str, prefix: &str) -> Option<DspId> {
+    let number = database.strip_prefix(prefix)?;
+    let dsp_id: DspId = number.parse().ok()?;
+    (dsp_id.is_valid() && number == dsp_id.to_string()).then_some(dsp_id)
 }
 
 impl MongodbStore {
@@ -78,21 +113,8 @@ impl MongodbStore {
                 return Ok(dsps.listed.clone());
             }
         }
-        let names = run(connection.client.list_database_names()).await?;
-        let found = names.iter().filter_map(|name| self.dsp_of(name));
-        let mut dsps = self.dsps.lock();
-        dsps.listed = found.collect();
-        let slots = dsps.slots.clone();
-        dsps.listed.extend(slots);
-        dsps.listed_at = Some(Instant::now());
-        Ok(dsps.listed.clone())
-    }
-
-    /// The DSP of a database name, in canonical form: `7`, not `07`.
-    fn dsp_of(&self, database: &str) -> Option<DspId> {
-        let number = database.strip_prefix(&self.options.prefix)?;
-        let dsp_id: DspId = number.parse().ok()?;
-        (dsp_id.is_valid() && number == dsp_id.to_string()).then_some(dsp_id)
+        let (client, prefix) = (connection.client.clone(), self.options.prefix.clone());
+        DspDatabases::refresh(Arc::clone(&self.dsps), client, prefix).await
     }
 
     /// Whether a DSP's database has the collection of cookies. A foreign database may have the same name.

@@ -1,80 +1,139 @@
 //! Lookups of users, and pages of the cookies of one DSP: a page reads up to [`PAGE_COOKIES_MAX`] documents in the order
 //! of `_id`.
+//!
+//! A lookup sends one find per DSP, for all of its users. A find that is not answered by the deadline continues in the background, and
+//! until it ends, no further find is sent to its database: so a hanging database delays no lookup, and occupies few connections.
 
-use std::{future::IntoFuture, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    future::IntoFuture,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
-    bson::{Bson, DateTime, Document, doc, rawdoc},
+    bson::{Bson, Document, RawArrayBuf, doc, rawdoc},
 };
-use tokio::time::timeout;
+use proto::units::DspId;
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::{
     COOKIES, MongodbStore,
+    breakers::Breakers,
     connection::{Connection, primary, run},
+    databases::DspDatabases,
     date, deleted_before,
     error_class::{Failure, failure},
-    error_text, time,
+    error_text, int, number, time,
 };
 use crate::{
     clock,
     deletions::Deletions,
-    store::{Lookup, LookupResult, PAGE_COOKIES_MAX, Page, PageQuery, StoreError},
+    store::{
+        Lookup, LookupQuery, LookupResult, PAGE_COOKIES_MAX, Page, PageQuery, StoreError,
+        StoredMatch, UserMatches,
+    },
+    ttl::Ttls,
 };
 
-/// Maximum age of the list of DSPs for a lookup.
+/// Age of the list of DSPs at which it is refreshed.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum number of concurrent finds of a lookup. With more, threads of mongod only wait for each other.
 const CONCURRENT_FINDS_MAX: usize = 32;
 
 /// Timeout of a find in one DSP's database.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time for a page on the server.
 const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
 
 #[async_trait]
 impl Lookup for MongodbStore {
-    async fn lookup(
-        &self,
-        user_id: &str,
-        deletions: &Deletions,
-    ) -> Result<LookupResult, StoreError> {
+    /// The server has its own cache.
+    fn in_memory(&self, _: &str) -> Option<UserMatches> {
+        None
+    }
+
+    async fn lookup(&self, query: LookupQuery) -> Result<LookupResult, StoreError> {
         let connection = self.lookups().await?;
-        let now = clock::now();
-        let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
-        let mut all = LookupResult::default();
-        // A hanging command is in flight to this database, and a find would also hang.
-        dsps.retain(|dsp_id| {
-            let hanging = self.breakers.may_try(*dsp_id).err();
-            if let Some(error) = &hanging {
-                all.unavailable.push(*dsp_id);
-                all.why.get_or_insert_with(|| error.to_string());
-            }
-            hanging.is_none()
-        });
+        let mut dsps = self.recent_list(connection).await?;
+        if let Some(named) = &query.dsps {
+            dsps.retain(|dsp_id| named.binary_search(dsp_id).is_ok());
+        }
+        let user_ids: RawArrayBuf = query.user_ids.iter().map(|it| &**it).collect();
         let finds = dsps.into_iter().map(|dsp_id| {
-            let database = self.database(connection, dsp_id);
-            let deleted = deleted_before(deletions.deleted_until(user_id.as_bytes(), dsp_id));
-            let expired = self.options.ttls.expired_before(dsp_id, now);
-            let before = date(expired.max(deleted));
-            let found = find(connection, database, user_id, before);
+            let found = self.find_by(query.deadline, connection, dsp_id, &user_ids);
             async move { (dsp_id, found.await) }
         });
         let mut finds = stream::iter(finds).buffer_unordered(CONCURRENT_FINDS_MAX);
-        while let Some((dsp_id, found)) = finds.next().await {
-            match found {
-                Ok(buyer_uid) => all.buyer_uids.extend(buyer_uid.map(|it| (dsp_id, it))),
+        let mut result = LookupResult::default();
+        let mut found = Vec::new();
+        while let Some((dsp_id, documents)) = finds.next().await {
+            match documents {
+                Ok(documents) => found.push((dsp_id, documents)),
                 Err(why) => {
-                    all.unavailable.push(dsp_id);
-                    all.why.get_or_insert(why);
+                    result.unavailable.push(dsp_id);
+                    result.why.get_or_insert(why);
                 }
             }
         }
-        Ok(all)
+        found.sort_unstable_by_key(|(dsp_id, _)| *dsp_id);
+        let mut by_user: HashMap<&str, Vec<StoredMatch<'_>>> = HashMap::new();
+        for (dsp_id, reply) in &found {
+            for document in documents(reply).into_iter().flatten() {
+                let fields = document.as_document().and_then(|it| {
+                    // A document without these fields is not a cookie.
+                    let accepted = time(*it.get_datetime("t").ok()?)?;
+                    Some((it.get_str("_id").ok()?, accepted, it.get_str("b").ok()?))
+                });
+                let Some((user_id, accepted, buyer_uid)) = fields else {
+                    continue;
+                };
+                by_user.entry(user_id).or_default().push(StoredMatch {
+                    dsp_id: *dsp_id,
+                    accepted,
+                    buyer_uid: buyer_uid.as_bytes(),
+                });
+            }
+        }
+        let of_user = |user_id: &str| by_user.get(user_id).into_iter().flatten().copied();
+        let users = query.user_ids.iter();
+        result.users = users.map(|it| Some(of_user(it).collect())).collect();
+        Ok(result)
+    }
+
+    /// Without a query, a server counts from its metadata.
+    async fn stored_cookies(&self) -> Result<BTreeMap<DspId, u64>, StoreError> {
+        let connection = self.lookups().await?;
+        let mut counts = BTreeMap::new();
+        for dsp_id in self.recent_list(connection).await? {
+            let command = doc! { "count": COOKIES };
+            let database = self.database(connection, dsp_id);
+            let counting = database.run_command(command);
+            let reply = run(counting.selection_criteria(primary())).await?;
+            let count = reply.get("n").and_then(number).unwrap_or_default();
+            counts.insert(dsp_id, count);
+        }
+        Ok(counts)
+    }
+
+    fn dsps(&self) -> BTreeSet<DspId> {
+        self.dsps.lock().listed.clone()
+    }
+
+    fn ttls(&self) -> &Ttls {
+        &self.options.ttls
+    }
+
+    fn resolution_micros(&self) -> u64 {
+        1_000
     }
 
     async fn page(&self, query: &PageQuery, deletions: &Deletions) -> Result<Page, StoreError> {
@@ -124,24 +183,81 @@ impl MongodbStore {
             .get_or_try_init(|| Connection::open(&self.options.uri))
             .await
     }
+
+    /// The DSPs that have a database. If the list is old, it is refreshed in the background.
+    async fn recent_list(&self, connection: &Connection) -> Result<BTreeSet<DspId>, StoreError> {
+        let recent = self.dsps.lock().recent(LIST_AGE_MAX);
+        let Some((dsps, is_refresh_due)) = recent else {
+            return self.list(connection, LIST_AGE_MAX).await;
+        };
+        if is_refresh_due {
+            let (client, prefix) = (connection.client.clone(), self.options.prefix.clone());
+            let listing = DspDatabases::refresh(Arc::clone(&self.dsps), client, prefix);
+            self.tasks.spawn(listing);
+        }
+        Ok(dsps)
+    }
+
+    /// Finds users in the database of a DSP.
+    ///
+    /// # Errors
+    /// A description for the operator.
+    async fn find_by(
+        &self,
+        deadline: Instant,
+        connection: &Connection,
+        dsp_id: DspId,
+        user_ids: &RawArrayBuf,
+    ) -> Result<Document, String> {
+        // A hanging command is in flight to this database, and a find would also hang.
+        for breakers in [&self.breakers, &self.late_finds] {
+            breakers
+                .may_try(dsp_id)
+                .map_err(|error| error.to_string())?;
+        }
+        let database = self.database(connection, dsp_id);
+        let finding = find(connection.clone(), database, user_ids.clone());
+        let mut finding = self.tasks.spawn(finding);
+        // Also if the lookup is cancelled.
+        let late = LateFind(&self.late_finds, dsp_id, finding.abort_handle());
+        let found = timeout_at(deadline, &mut finding).await;
+        drop(late);
+        match found {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => Err(format!("a find failed: {error}")),
+            Err(_) => Err("no response by the deadline".to_owned()),
+        }
+    }
 }
 
-/// The buyer uid of a user in one database, unless it has expired. Uses a raw command, which is cheaper than the driver's
-/// cursor: a lookup sends hundreds of finds.
+/// Records on drop that a find hangs, unless it has ended.
+struct LateFind<'a>(&'a Breakers, DspId, AbortHandle);
+
+impl Drop for LateFind<'_> {
+    fn drop(&mut self) {
+        let Self(breakers, dsp_id, find) = self;
+        if !find.is_finished() {
+            breakers.add_hanging(*dsp_id, find.clone());
+        }
+    }
+}
+
+/// Finds users in one database. Uses a raw command, which is cheaper than the driver's cursor: a lookup can send hundreds of finds.
 ///
 /// # Errors
 /// A description for the operator.
 async fn find(
-    connection: &Connection,
+    connection: Connection,
     database: Database,
-    user_id: &str,
-    before: DateTime,
-) -> Result<Option<String>, String> {
+    user_ids: RawArrayBuf,
+) -> Result<Document, String> {
+    let count = int(user_ids.into_iter().count() as u64);
     // With `t` in the filter, mongod would compare the plans of two indexes each time.
     let command = rawdoc! {
         "find": COOKIES,
-        "filter": { "_id": user_id },
-        "limit": 1,
+        "filter": { "_id": { "$in": user_ids } },
+        "limit": count,
+        "batchSize": count,
         "singleBatch": true,
     };
     let attempt = || {
@@ -158,16 +274,11 @@ async fn find(
             reply => reply,
         }
     };
-    let reply = match timeout(LOOKUP_TIMEOUT, reply).await {
-        Ok(Ok(reply)) => reply,
-        Ok(Err(error)) => return Err(error_text::explain(&error)),
-        Err(_) => return Err(format!("no response for {LOOKUP_TIMEOUT:?}")),
-    };
-    let cookie = documents(&reply)?.first().and_then(Bson::as_document);
-    // A document without a time is not a cookie.
-    let alive = cookie.filter(|it| it.get_datetime("t").is_ok_and(|time| *time >= before));
-    let buyer_uid = alive.and_then(|it| it.get_str("b").ok());
-    Ok(buyer_uid.map(str::to_owned))
+    match timeout(FIND_TIMEOUT, reply).await {
+        Ok(Ok(reply)) => documents(&reply).map(drop).map(|()| reply),
+        Ok(Err(error)) => Err(error_text::explain(&error)),
+        Err(_) => Err(format!("no response for {FIND_TIMEOUT:?}")),
+    }
 }
 
 /// The documents of a reply with a single batch.

@@ -9,9 +9,9 @@
 mod disk;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -23,9 +23,10 @@ use consumer::{
     deletions::{Deletions, DspDeletion},
     store::{
         Backlog, Compaction, Cookies, Copies, Expiry, ExpiryResult, FullRetryEntry, Lookup,
-        LookupResult, Page, PageQuery, Receipt, RetryEntry, StoreError, StoredState, Upkeep,
-        WriteOutcome,
+        LookupQuery, LookupResult, Page, PageQuery, Receipt, RetryEntry, StoreError, StoredMatch,
+        StoredState, Upkeep, UserMatches, WriteOutcome,
     },
+    ttl::Ttls,
 };
 use proto::units::{DspId, UnixMicros};
 use tokio::time::sleep;
@@ -320,18 +321,42 @@ impl Copies for SimStore {
 
 #[async_trait]
 impl Lookup for SimStore {
-    async fn lookup(
-        &self,
-        user_id: &str,
-        deletions: &Deletions,
-    ) -> Result<LookupResult, StoreError> {
+    fn in_memory(&self, _: &str) -> Option<UserMatches> {
+        None
+    }
+
+    async fn lookup(&self, query: LookupQuery) -> Result<LookupResult, StoreError> {
         self.respond().await?;
-        let user = user_id.strip_prefix('u').and_then(|user| user.parse().ok());
-        let deleted = |dsp| deletions.deleted_until(user_id.as_bytes(), dsp);
+        let of_user = |user_id: &str| {
+            let user = user_id.strip_prefix('u').and_then(|user| user.parse().ok());
+            let found = self.disk().lookup(user.expect("a user of a plan"));
+            let matches = found
+                .iter()
+                .map(|(dsp_id, accepted, buyer_uid)| StoredMatch {
+                    dsp_id: *dsp_id,
+                    accepted: *accepted,
+                    buyer_uid: buyer_uid.as_bytes(),
+                });
+            Some(matches.collect())
+        };
         Ok(LookupResult {
-            buyer_uids: self.disk().lookup(user.expect("a user of a plan"), deleted),
+            users: query.user_ids.iter().map(|it| of_user(it)).collect(),
             ..LookupResult::default()
         })
+    }
+
+    async fn stored_cookies(&self) -> Result<BTreeMap<DspId, u64>, StoreError> {
+        Ok(BTreeMap::new())
+    }
+
+    fn dsps(&self) -> BTreeSet<DspId> {
+        DSPS.into()
+    }
+
+    /// The disk removes expired cookies itself.
+    fn ttls(&self) -> &Ttls {
+        static NEVER: LazyLock<Ttls> = LazyLock::new(|| Ttls::new(Duration::MAX, [].into()));
+        &NEVER
     }
 
     async fn page(&self, _: &PageQuery, _: &Deletions) -> Result<Page, StoreError> {

@@ -1,13 +1,13 @@
 //! Tests of deletions in the MongoDB store, on a real `mongod`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use consumer::{
     batch::Batch,
     deletions::Deletions,
     store::{
-        Backlog as _, Cookies as _, DeferredCookies, Lookup as _, Upkeep as _,
+        Backlog as _, Cookies as _, DeferredCookies, Lookup as _, LookupQuery, Upkeep as _,
         mongodb::{COOKIES, MongodbStore},
     },
 };
@@ -50,8 +50,14 @@ async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result
     let cookie = batch([("alice".to_owned(), 9, "a", 1)])?;
     store.retry(DspId(9), Arc::new(cookie)).await?;
     store.retry(DspId(9), Arc::new(deletion()?)).await?;
-    let found = store.lookup("alice", &Deletions::default()).await?;
-    ensure!(found.buyer_uids.is_empty(), "{found:?}");
+    let query = LookupQuery {
+        user_ids: vec!["alice".into()],
+        dsps: None,
+        deadline: tokio::time::Instant::now() + Duration::from_secs(1),
+    };
+    let found = store.lookup(query).await?;
+    let matches = found.users[0].as_ref().context("not read")?;
+    ensure!(matches.iter().next().is_none(), "{found:?}");
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     store::{
-        Backlog as _, Cookies as _, Lookup as _, WriteOutcome,
+        Backlog as _, Cookies as _, Lookup as _, LookupQuery, WriteOutcome,
         mongodb::{COOKIES, MongodbStore, Options},
     },
     ttl::Ttls,
@@ -379,12 +379,15 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
             .values()
             .all(|value| *value == ("new".to_owned(), 1))
     );
-    let known = store
-        .lookup("a", &consumer::deletions::Deletions::default())
-        .await
-        .context("lookup")?
-        .buyer_uids;
-    assert_eq!(known[&DspId(7)], "new");
+    let query = LookupQuery {
+        user_ids: vec!["a".into()],
+        dsps: None,
+        deadline: tokio::time::Instant::now() + Duration::from_secs(1),
+    };
+    let found = store.lookup(query).await?;
+    let matches = found.users[0].as_ref().context("not read")?;
+    let found = matches.iter().find(|it| it.dsp_id == DspId(7));
+    assert_eq!(found.context("no match")?.buyer_uid, b"new");
     Ok(())
 }
 

@@ -187,9 +187,16 @@ fn files(dir: &TempDir) -> Result<Files> {
     let tokens = write(path, "api-tokens", "partner a-token-that-is-good * write\n")?;
     of_producer.push("--api=127.0.0.1:0".to_owned());
     of_producer.push(format!("--api-tokens={tokens}"));
+    let mut of_consumer = flags("--tls-ca", "consumer")?;
+    let (certificate, key) = authority.write_identity(path, "lookup")?;
+    // Another address than that of the admin port, because both ports are 0.
+    of_consumer.push("--lookup=127.0.0.2:0".to_owned());
+    of_consumer.push(format!("--lookup-token-file={token}"));
+    of_consumer.push(format!("--lookup-tls-cert={certificate}"));
+    of_consumer.push(format!("--lookup-tls-key={key}"));
     Ok(Files {
         of_producer,
-        of_consumer: flags("--tls-ca", "consumer")?,
+        of_consumer,
     })
 }
 

@@ -298,20 +298,15 @@ impl Disk {
         }
     }
 
-    /// The stored buyer uids of a user that no deletion in `deleted` covers, by DSP.
-    pub(super) fn lookup(
-        &self,
-        user: u64,
-        deleted: impl Fn(DspId) -> UnixMicros,
-    ) -> BTreeMap<DspId, String> {
+    /// The stored matches of a user: DSP, acceptance and buyer uid.
+    pub(super) fn lookup(&self, user: u64) -> Vec<(DspId, UnixMicros, String)> {
         let pairs = (1..=3).map(|dsp| Pair {
             user,
             dsp: DspId(dsp),
         });
         let found = pairs.filter_map(|pair| {
             let value = self.visible(pair)?;
-            let is_shown = value.accepted > deleted(pair.dsp);
-            is_shown.then(|| (pair.dsp, format!("b{}", value.number)))
+            Some((pair.dsp, value.accepted, format!("b{}", value.number)))
         });
         found.collect()
     }

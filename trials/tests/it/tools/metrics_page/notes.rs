@@ -49,6 +49,8 @@ pub(super) const GROUPS: &[Group] = &[
     group("API and deletions", "producer/src/api.rs", ""),
     group("Cookie outcomes", "consumer/src/ledger.rs", ""),
     group("Deletions", "consumer/src/metrics/deletions.rs", ""),
+    group("Lookups", "consumer/src/lookup/metrics.rs", ""),
+    group("Lookups", "consumer/src/lookup/stored_cookies.rs", ""),
     group(
         "Retry queue and failing DSPs",
         "consumer/src/metrics/sink.rs",

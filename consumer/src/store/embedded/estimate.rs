@@ -1,0 +1,55 @@
+//! The estimated number of cookies of each DSP: the approximate size of the tree, divided as among the cookies of some users.
+//!
+//! The users are those that follow random keys between the first and the last one. So their ids need not be evenly distributed; it suffices
+//! that they say nothing about the DSPs.
+
+use std::collections::BTreeMap;
+
+use proto::units::DspId;
+
+use super::{Inner, records::dsp_of};
+
+/// Number of random keys, and of cookies read after each.
+const SAMPLES: usize = 64;
+const SAMPLE_COOKIES: usize = 200;
+
+impl Inner {
+    pub(super) fn estimate_by_dsp(&self) -> fjall::Result<BTreeMap<DspId, u64>> {
+        let ends = [
+            self.cookies.first_key_value(),
+            self.cookies.last_key_value(),
+        ];
+        let [Some(first), Some(last)] = ends else {
+            return Ok(BTreeMap::new());
+        };
+        let (first, last) = (first.key()?, last.key()?);
+        let mut sampled: BTreeMap<DspId, u64> = BTreeMap::new();
+        let mut sum = 0;
+        for _ in 0..SAMPLES {
+            let key = random_key(&first, &last);
+            for pair in self.cookies.range(key..).take(SAMPLE_COOKIES) {
+                if let Some(dsp_id) = dsp_of(&pair.key()?) {
+                    *sampled.entry(dsp_id).or_default() += 1;
+                    sum += 1;
+                }
+            }
+        }
+        let all = self.cookies.approximate_len() as u128;
+        let scale = |count: u64| u64::try_from(u128::from(count) * all / sum).unwrap_or(u64::MAX);
+        Ok(sampled
+            .into_iter()
+            .map(|(dsp_id, count)| (dsp_id, scale(count)))
+            .collect())
+    }
+}
+
+/// A random key: as `first` up to where it differs from `last`, then with bytes in the range of printable characters.
+fn random_key(first: &[u8], last: &[u8]) -> Vec<u8> {
+    let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+    let mut key = first[..common].to_vec();
+    if let (Some(from), Some(to)) = (first.get(common), last.get(common)) {
+        key.push(fastrand::u8(*from..=*to));
+        key.extend((0..8).map(|_| fastrand::u8(b'!'..=b'~')));
+    }
+    key
+}
