@@ -3,6 +3,7 @@
 //! Each scenario is a function that takes arguments and a cancellation token, and returns an outcome:
 //!
 //! - [`load`] sends sync requests and checks every response;
+//! - [`lookup`] looks up users in consumers, Redis and MongoDB, and checks every answer;
 //! - [`subscribe`] opens many streams, checks that every cookie arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store.
 //!
@@ -11,6 +12,7 @@
 
 pub mod e2e;
 pub mod load;
+pub mod lookup;
 pub mod program;
 pub mod report;
 pub mod subscribe;
@@ -66,6 +68,7 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Load(Box<load::LoadArgs>),
+    Lookup(Box<lookup::LookupArgs>),
     Subscribe(Box<subscribe::SubscribeArgs>),
     E2e(Box<e2e::E2eArgs>),
 }
@@ -82,6 +85,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Load(args) => {
             let load = async { Ok(load::run(&args.plan()?, &stop).await?.report()) };
             run_scenario("load", &args.report, load).await
+        }
+        Command::Lookup(args) => {
+            run_scenario("lookup", &args.report, lookup::run(args, &stop)).await
         }
         Command::Subscribe(args) if args.fan_out.is_empty() => {
             let opened = || eprintln!("subscribed {} streams", args.streams);

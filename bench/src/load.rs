@@ -5,13 +5,15 @@
 //! those times, so that a stalled server cannot hide it.
 //!
 //! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. With `--hostile`,
-//! `hostile` replaces the requests. `session` and `connection` send the request when `pacer` says that it is due, and check
-//! its response. `recorder` counts the results of each thread (`threads`). `outcome` and `report` present the results.
+//! `hostile` replaces the requests; in [`lookup`](crate::lookup), `lookups` does. `session` and `connection` send the
+//! request when `pacer` says that it is due, and check its response. `recorder` counts the results of each thread
+//! (`threads`). `outcome` and `report` present the results.
 
 mod args;
 mod connection;
 mod history;
 mod hostile;
+mod lookups;
 mod outcome;
 mod pacer;
 mod plan;
@@ -33,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::{
     args::{LoadArgs, TrafficArgs},
     history::History,
+    lookups::{LookupMix, Lookups},
     outcome::LoadOutcome,
     plan::Plan,
     recorder::RequestCounts,

@@ -157,24 +157,49 @@ impl Traffic {
 
         let user = match self.users {
             None => nth_word(words, 1),
-            Some(users) => nth_word(self.seed ^ POPULATION, nth_word(words, 1) % users),
+            Some(users) => self.user(nth_word(words, 1) % users),
         };
-        let mut user_id = [0; USER_ID_BYTES];
-        let bytes = user
-            .to_le_bytes()
-            .into_iter()
-            .chain(nth_word(user, 0).to_le_bytes());
-        for (pair, byte) in user_id.chunks_exact_mut(2).zip(bytes) {
-            pair.copy_from_slice(&HEX_PAIRS[usize::from(byte)]);
-        }
-
         if u128::from(nth_word(words ^ FRESHNESS, 0)) < self.fresh_below {
-            return SyntheticCookie::new(user_id, dsp_id, words, length_draw);
+            return SyntheticCookie::new(user_id(user), dsp_id, words, length_draw);
         }
-        let lasting = nth_word(user ^ LASTING, u64::from(dsp_id));
-        let [_, length_draw] = halves(nth_word(lasting, 0));
-        SyntheticCookie::new(user_id, dsp_id, lasting, length_draw)
+        lasting(user, dsp_id)
     }
+
+    /// Id of the population's user with this number. Numbers from the size of the population on are unknown users.
+    #[inline]
+    pub fn user_id(&self, number: u64) -> [u8; USER_ID_BYTES] {
+        user_id(self.user(number))
+    }
+
+    /// The cookie with the lasting buyer uid of the population's user with this number.
+    #[inline]
+    pub fn lasting(&self, number: u64, dsp_id: u32) -> SyntheticCookie {
+        lasting(self.user(number), dsp_id)
+    }
+
+    fn user(&self, number: u64) -> u64 {
+        nth_word(self.seed ^ POPULATION, number)
+    }
+}
+
+#[inline]
+fn user_id(user: u64) -> [u8; USER_ID_BYTES] {
+    let mut user_id = [0; USER_ID_BYTES];
+    let bytes = user
+        .to_le_bytes()
+        .into_iter()
+        .chain(nth_word(user, 0).to_le_bytes());
+    for (pair, byte) in user_id.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&HEX_PAIRS[usize::from(byte)]);
+    }
+    user_id
+}
+
+#[inline]
+fn lasting(user: u64, dsp_id: u32) -> SyntheticCookie {
+    let lasting = nth_word(user ^ LASTING, u64::from(dsp_id));
+    let [_, length_draw] = halves(nth_word(lasting, 0));
+    SyntheticCookie::new(user_id(user), dsp_id, lasting, length_draw)
 }
 
 impl SyntheticCookie {
@@ -298,6 +323,33 @@ mod tests {
             cookies.map(|cookie| cookie.user_id).collect()
         };
         assert_eq!((on(0).len(), on(0)), (10, on(9)));
+    }
+
+    #[test]
+    fn lasting_cookies_are_those_that_a_load_repeats() {
+        let traffic = Traffic::new(5, users(50)).with_dsps(NonZeroU32::new(3).unwrap());
+        let repeated = traffic.clone().with_repeats_changed(0.0);
+        let drawn: HashSet<_> = draws(&repeated, 5_000)
+            .map(|cookie| {
+                (
+                    cookie.user_id,
+                    cookie.dsp_id(),
+                    cookie.buyer_uid().to_owned(),
+                )
+            })
+            .collect();
+        let lasting: HashSet<_> = (0..50)
+            .flat_map(|user| (1..=3).map(move |dsp| (user, dsp)))
+            .map(|(user, dsp)| {
+                let cookie = traffic.lasting(user, dsp);
+                assert_eq!(cookie.user_id, traffic.user_id(user));
+                (cookie.user_id, dsp, cookie.buyer_uid().to_owned())
+            })
+            .collect();
+        assert_eq!(drawn, lasting);
+        let unknown: HashSet<_> = (50..1_000).map(|user| traffic.user_id(user)).collect();
+        assert_eq!(unknown.len(), 950);
+        assert!(drawn.iter().all(|(user, ..)| !unknown.contains(user)));
     }
 
     #[test]

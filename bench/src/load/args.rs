@@ -113,6 +113,7 @@ impl LoadArgs {
             traffic: self.traffic.traffic(),
             first_connection: 0,
             hostile: self.hostile,
+            lookups: None,
             keeps_history: false,
         })
     }

@@ -13,8 +13,10 @@ use tokio::net::lookup_host;
 
 use super::{
     hostile::HostileMix,
+    lookups::Lookups,
     recorder::nanos,
     request::{Parts, Template},
+    response::{self, MalformedResponse, Response},
     schedule::{self, Schedule},
 };
 use crate::traffic::Traffic;
@@ -50,6 +52,8 @@ pub struct Plan {
     pub first_connection: u64,
     /// Send hostile requests instead of the cookies.
     pub hostile: bool,
+    /// Send lookups instead of the cookies. Requires a pipeline of 1.
+    pub lookups: Option<Lookups>,
     /// Keep outcome and times of each request in [`LoadOutcome::histories`](super::LoadOutcome::histories), at 32 bytes per
     /// 10 ms and connection. Otherwise they only count sent requests.
     pub keeps_history: bool,
@@ -71,6 +75,8 @@ pub(super) struct Task {
     pub(super) requests: u64,
     /// Requests in place of the cookies.
     pub(super) hostile: Option<Arc<HostileMix>>,
+    /// Lookups in place of the cookies.
+    pub(super) lookups: Option<Lookups>,
     /// Whether outcome and times of each request are kept.
     pub(super) keeps_history: bool,
 }
@@ -78,13 +84,24 @@ pub(super) struct Task {
 impl Task {
     /// Appends request `number`.
     #[inline]
-    pub(super) fn put(&self, buffer: &mut Vec<u8>, number: u64) {
+    pub(super) fn put(&mut self, buffer: &mut Vec<u8>, number: u64) {
+        if let Some(lookups) = &mut self.lookups {
+            return lookups.put(buffer, self.connection, number);
+        }
         let cookie = self.traffic.cookie(self.connection, number);
         let parts = match &self.hostile {
             None => Parts::from(&cookie),
             Some(mix) => mix.parts(self.connection, number, &cookie),
         };
         self.template.put(buffer, &parts);
+    }
+
+    /// Parses the response at the start of `bytes`; `None` if it is incomplete.
+    pub(super) fn parse(&mut self, bytes: &[u8]) -> Result<Option<Response>, MalformedResponse> {
+        match &mut self.lookups {
+            None => response::parse(bytes),
+            Some(lookups) => lookups.parse(bytes),
+        }
     }
 
     /// Status of the correct response to request `number`.
@@ -114,6 +131,7 @@ impl Plan {
             traffic,
             first_connection: 0,
             hostile: false,
+            lookups: None,
             keeps_history: true,
         }
     }
@@ -181,6 +199,7 @@ impl Plan {
                 total => total / connections + u64::from(index < total % connections),
             },
             hostile: hostile.clone(),
+            lookups: self.lookups.clone(),
             keeps_history: self.keeps_history,
         };
         let tasks = (0..connections).zip(targets.iter().cycle());

@@ -26,7 +26,9 @@ pub struct RequestCounts {
     pub sent: u64,
     /// Requests with the correct response: status 200, or that of a refused hostile request.
     pub accepted: u64,
-    /// Requests with another status.
+    /// Users found by lookups.
+    pub hits: u64,
+    /// Requests with another status, or a wrong response to a lookup.
     pub rejected: BTreeMap<u16, u64>,
     /// Requests without a response before the timeout or the end of the connection.
     pub unanswered: u64,
@@ -112,6 +114,7 @@ impl RequestCounts {
     fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.accepted += other.accepted;
+        self.hits += other.hits;
         for (status, count) in &other.rejected {
             *self.rejected.entry(*status).or_default() += count;
         }

@@ -2,7 +2,7 @@
 
 use testkit::numbers::{grouped, per_second, rate};
 
-use super::{outcome::LoadOutcome, recorder::RequestCounts};
+use super::{outcome::LoadOutcome, recorder::RequestCounts, response::PSEUDO_STATUSES};
 use crate::report::{
     Measurement, Report, Row, micros_per,
     unit::{COUNT, CPU, DECIMAL, MILLIS, RATE},
@@ -81,7 +81,11 @@ fn failures(outcome: &LoadOutcome) -> Vec<String> {
 
 fn errors_by_kind(counts: &RequestCounts) -> String {
     let statuses = counts.rejected.iter();
-    let statuses = statuses.map(|(status, count)| (format!("status {status}"), *count));
+    let name = |status: u16| match PSEUDO_STATUSES.get(usize::from(status)) {
+        Some(name) => (*name).to_owned(),
+        None => format!("status {status}"),
+    };
+    let statuses = statuses.map(|(status, count)| (name(*status), *count));
     let others = [
         ("invalid response", counts.malformed),
         ("unanswered", counts.unanswered),

@@ -2,19 +2,36 @@
 
 use httparse::{EMPTY_HEADER, Status};
 
-/// Maximum size of a response, with headers.
-const RESPONSE_BYTES_MAX: usize = 256 * 1024;
+/// Maximum size of a response, with headers; more than that to the largest batch of lookups.
+const RESPONSE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Maximum number of headers; more than any edge sends.
 const HEADERS_MAX: usize = 32;
 
+/// Pseudo-status of a lookup with other matches than the stored ones.
+pub(super) const WRONG: u16 = 0;
+
+/// Pseudo-status of a lookup of which some DSPs or users were not read.
+pub(super) const INCOMPLETE: u16 = 1;
+
+/// Pseudo-status of a lookup that a server without status codes failed.
+pub(super) const SERVER_ERROR: u16 = 2;
+
+/// Names of the pseudo-statuses.
+pub(super) const PSEUDO_STATUSES: [&str; 3] =
+    ["wrong response", "incomplete response", "server error"];
+
 /// A complete response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Response {
-    /// The status code.
+    /// The status code, or a pseudo-status.
     pub(super) status: u16,
     /// Size of headers and body.
     pub(super) bytes: usize,
+    /// Size of the headers.
+    pub(super) head_bytes: usize,
+    /// Users found by a lookup.
+    pub(super) hits: u64,
     /// Whether the server closes the connection.
     pub(super) closes: bool,
 }
@@ -56,6 +73,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, MalformedResponse>
     Ok(Some(Response {
         status,
         bytes: total,
+        head_bytes,
+        hits: 0,
         closes: header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
     }))
 }

@@ -12,11 +12,8 @@ use std::{cell::RefCell, collections::VecDeque, io, net::SocketAddr, rc::Rc};
 use tokio::{io::Interest, net::TcpStream, task::yield_now, time::Instant};
 
 use super::{
-    history::History,
-    pacer::Pacer,
-    plan::Task,
-    recorder::Recorder,
-    response::{self, MalformedResponse},
+    history::History, lookups::Lookups, pacer::Pacer, plan::Task, recorder::Recorder,
+    response::MalformedResponse,
 };
 use crate::verify::RequestOutcome;
 
@@ -104,6 +101,7 @@ impl Session {
 
     /// Continues over a new stream. Until now, requests could not be sent.
     pub(super) fn reconnected(&mut self) {
+        self.task.lookups.iter_mut().for_each(Lookups::reconnected);
         self.recorder.borrow_mut().counts.reconnects += 1;
         self.is_blocked = false;
         self.unblocked_nanos = self.now_nanos();
@@ -168,15 +166,19 @@ impl Session {
         Ok(())
     }
 
+    /// Reads until nothing is left: otherwise the next call of `ready` would return at once, and a server that responds in the
+    /// meantime would keep the other connections waiting.
     fn read(&mut self, stream: &TcpStream) -> Result<(), BrokenConnection> {
-        match stream.try_read(&mut self.incoming[self.received..]) {
-            Ok(0) => Err(BrokenConnection),
-            Ok(bytes) => {
-                self.received += bytes;
-                self.take_responses()
+        loop {
+            match stream.try_read(&mut self.incoming[self.received..]) {
+                Ok(0) => return Err(BrokenConnection),
+                Ok(bytes) => {
+                    self.received += bytes;
+                    self.take_responses()?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(_) => return Err(BrokenConnection),
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(_) => Err(BrokenConnection),
         }
     }
 
@@ -296,6 +298,7 @@ impl Session {
     fn take_responses(&mut self) -> Result<(), BrokenConnection> {
         let now = self.now_nanos();
         let mut accepted = 0;
+        let has_equal_responses = self.task.hostile.is_none() && self.task.lookups.is_none();
         while self.parsed < self.received {
             let bytes = &self.incoming[self.parsed..self.received];
             if !self.last_accepted.is_empty() && bytes.starts_with(&self.last_accepted) {
@@ -303,7 +306,7 @@ impl Session {
                 accepted += 1;
                 continue;
             }
-            let response = match response::parse(bytes) {
+            let response = match self.task.parse(bytes) {
                 Ok(Some(response)) => response,
                 Ok(None) => break,
                 Err(MalformedResponse) => {
@@ -312,7 +315,7 @@ impl Session {
                     return Err(BrokenConnection);
                 }
             };
-            if response.status == 200 && self.task.hostile.is_none() {
+            if response.status == 200 && has_equal_responses {
                 accepted += 1;
                 // A response that closes the connection must not be compared with one that does not.
                 if !response.closes {
@@ -323,6 +326,7 @@ impl Session {
             } else {
                 self.settle(accepted, 200, now)?;
                 accepted = 0;
+                self.recorder.borrow_mut().counts.hits += response.hits;
                 self.settle(1, response.status, now)?;
             }
             self.parsed += response.bytes;

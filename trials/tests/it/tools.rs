@@ -11,6 +11,7 @@ mod examples;
 mod fan_out;
 mod info_commands;
 mod load;
+mod lookup;
 mod metrics;
 pub(crate) mod metrics_page;
 mod pages;
