@@ -1,18 +1,16 @@
-"""Looks up the buyer uids of a user, as a bidder does for each ad request.
+"""Looks up the buyer uids of a user in the node's MongoDB, as a bidder does for each ad request.
 
-    python bidder.py USER mongodb://127.0.0.1:27017 17 42       (pip install pymongo)
-    python bidder.py USER http://127.0.0.1:9091 17 42
+    pip install pymongo
+    python bidder.py USER mongodb://127.0.0.1:27017 17 42
 
-The first command reads the node's MongoDB. The second command uses the consumer's lookup API, which works with every store. The
-output is a JSON object that maps each DSP to the buyer uid for `user.buyeruid` in its bid requests. A response slower than
-`--timeout` is an error, because a bidder can wait only some milliseconds.
+The output is a JSON object that maps each DSP to the buyer uid for `user.buyeruid` in its bid requests. A response slower than
+`--timeout` is an error, because a bidder can wait only some milliseconds. lookup.py uses the consumer's lookup port instead, which works
+with every store.
 """
 
 import argparse
 import datetime
-import http.client
 import json
-import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
 # The consumer's --ttl. Older cookies may still be stored, because they are deleted in the expiry window only.
@@ -41,34 +39,14 @@ class Mongodb:
         return {dsp_id: buyer_uid for dsp_id, buyer_uid in found if buyer_uid is not None}
 
 
-class Lookup:
-    """The consumer's `GET /v1/users/<user id>`: all DSPs in one response, without expired cookies."""
-
-    def __init__(self, url, timeout):
-        # Keep-alive: one connection serves all requests.
-        self.connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=timeout)
-
-    def buyer_uids(self, user_id, dsp_ids):
-        self.connection.request("GET", "/v1/users/" + urllib.parse.quote(user_id, safe=""))
-        response = self.connection.getresponse()
-        body = json.loads(response.read())
-        if response.status == 404:
-            return {}
-        if response.status != 200:
-            raise RuntimeError(f"{response.status}: {body}")
-        known = body["buyer_uids"]
-        return {dsp_id: known[str(dsp_id)] for dsp_id in dsp_ids if str(dsp_id) in known}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("user_id", metavar="USER")
-    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("store", metavar="MONGODB_URI")
     parser.add_argument("dsp_ids", metavar="DSP", nargs="+", type=int)
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=0.1)
     args = parser.parse_args()
-    kind = Lookup if args.store.startswith("http://") else Mongodb
-    print(json.dumps(kind(args.store, args.timeout).buyer_uids(args.user_id, args.dsp_ids)))
+    print(json.dumps(Mongodb(args.store, args.timeout).buyer_uids(args.user_id, args.dsp_ids)))
 
 
 main()

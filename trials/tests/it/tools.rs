@@ -12,6 +12,7 @@ mod fan_out;
 mod info_commands;
 mod load;
 mod lookup;
+mod lookup_examples;
 mod metrics;
 pub(crate) mod metrics_page;
 mod pages;

@@ -176,7 +176,11 @@ pub(crate) fn generate(python: &Path, into: &Path) -> Result<()> {
         .arg("cookiesync/v1/cookiesync.proto"))
 }
 
-fn run(command: &mut Command) -> Result<()> {
+/// Runs a program to its end.
+///
+/// # Errors
+/// If it fails; with its standard error.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let output = command
         .stdin(Stdio::null())
         .output()
