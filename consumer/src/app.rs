@@ -390,7 +390,9 @@ impl admin::Pages for Pages {
             path if path.starts_with(cookie_pages::COPY_PATHS) => {
                 Box::pin(self.cookies.reply(headers, uri).map(Some))
             }
-            path if path.ends_with("/why") => Box::pin(self.why.page(path, query)),
+            path if path.ends_with("/why") && path != "/v1/users/why" => {
+                Box::pin(self.why.page(path, query))
+            }
             path => Box::pin(lookup::user::page(&self.why.lookups, path, query)),
         }
     }

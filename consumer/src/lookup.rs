@@ -16,10 +16,13 @@ pub mod stored_cookies;
 pub mod user;
 pub mod why;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use proto::units::{DspId, UnixMicros};
-use tokio::time::Instant;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout_at},
+};
 
 use self::{
     answer::Answer,
@@ -30,6 +33,9 @@ use crate::{
     producers::Producers,
     store::{Lookup, LookupQuery, LookupResult, StoredMatch, UserMatches},
 };
+
+/// Time after the deadline at which a store counts as hanging.
+const LATE: Duration = Duration::from_millis(1);
 
 /// Users per lock of the table of deletions.
 const USERS_PER_LOCK: usize = 100;
@@ -121,6 +127,7 @@ impl Lookups {
         users: &[AskedUser<'_>],
         dsps: Option<Arc<[DspId]>>,
         deadline: Instant,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<LookupResult, Rejection> {
         let query = LookupQuery {
             user_ids: users
@@ -130,8 +137,12 @@ impl Lookups {
                 .collect(),
             dsps,
             deadline,
+            permit,
         };
-        let found = self.store.lookup(query).await;
+        // Stores observe the deadline themselves, once they are connected.
+        let looking_up = timeout_at(deadline + LATE, self.store.lookup(query));
+        let late = |_| Rejection::Unavailable("no response by the deadline".to_owned());
+        let found = looking_up.await.map_err(late)?;
         let mut found = found.map_err(|error| Rejection::Unavailable(error.to_string()))?;
         let mut of_valid = std::mem::take(&mut found.users).into_iter();
         let of_user = |user: &AskedUser<'_>| user.valid().and_then(|_| of_valid.next().flatten());

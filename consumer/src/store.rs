@@ -17,7 +17,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use proto::units::{DspId, UnixMicros};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 pub use self::user_matches::{StoredMatch, UserMatches};
@@ -249,7 +249,7 @@ pub struct Compaction<'a> {
 }
 
 /// Selection of the matches of a lookup.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct LookupQuery {
     /// The users.
     pub user_ids: Vec<Box<str>>,
@@ -257,6 +257,8 @@ pub struct LookupQuery {
     pub dsps: Option<Arc<[DspId]>>,
     /// When to return what was read until then.
     pub deadline: Instant,
+    /// Released when no thread works on the query any more, which may be after the deadline.
+    pub permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Result of a lookup.

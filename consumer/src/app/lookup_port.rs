@@ -30,6 +30,9 @@ use crate::{
 const CORES_PER_THREAD: usize = 4;
 const THREADS_MAX: usize = 8;
 
+/// Maximum number of threads that read from the embedded store, for each thread of the port.
+const BLOCKING_THREADS_MAX: usize = 16;
+
 /// Time for requests in progress at the end of a drain.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -73,7 +76,10 @@ impl App {
             let stage = Stage::new(TaskTracker::new(), stop.clone());
             let (ended, has_ended) = oneshot::channel::<()>();
             let runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = { runtime }.enable_all().build()?;
+            let runtime = { runtime }
+                .enable_all()
+                .max_blocking_threads(BLOCKING_THREADS_MAX)
+                .build()?;
             let serving = async move {
                 let stop = stage.stop.clone();
                 let serve = move |stream: WatchedStream<_>, activity| {

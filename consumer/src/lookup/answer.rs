@@ -167,14 +167,19 @@ pub(super) fn put_number(output: &mut Vec<u8>, number: u32) {
     output.extend_from_slice(&digits[at..]);
 }
 
-/// Appends a JSON string. Buyer uids and user ids contain no control characters.
+/// Appends a JSON string.
 pub(super) fn put_string(output: &mut Vec<u8>, text: &[u8]) {
     output.push(b'"');
-    for part in text.split_inclusive(|byte| matches!(byte, b'"' | b'\\')) {
+    for part in text.split_inclusive(|byte| matches!(byte, 0..=0x1f | b'"' | b'\\')) {
         match part.split_last() {
             Some((special @ (b'"' | b'\\'), plain)) => {
                 output.extend_from_slice(plain);
                 output.extend_from_slice(&[b'\\', *special]);
+            }
+            // Not in ids of this system, but another program can write to MongoDB.
+            Some((control @ 0..=0x1f, plain)) => {
+                output.extend_from_slice(plain);
+                output.extend_from_slice(format!("\\u{control:04x}").as_bytes());
             }
             _ => output.extend_from_slice(part),
         }

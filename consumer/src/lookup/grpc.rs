@@ -41,12 +41,13 @@ use super::{
 const PATH: &str = "/cookiesync.v1.Lookup/Get";
 
 /// Maximum concurrent calls of a connection.
-const CALLS_MAX: u32 = 64;
+const CALLS_MAX: u32 = 32;
 
-/// Maximum bytes of headers, flow-control windows, and unsent bytes of a connection.
+/// Maximum bytes of headers, and of the flow-control windows. The send buffer of each call is small, because it holds answers that are no
+/// longer counted.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 const WINDOW_BYTES: u32 = 64 << 10;
-const SEND_BUFFER_BYTES: usize = 64 << 10;
+const SEND_BUFFER_BYTES: usize = 8 << 10;
 
 /// Maximum time to receive and answer a request.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use httparse::Header;
 use runtime::{
     http1::{
         self, DateHeader, Handled, Next, ReadContext, Requests, YIELD_REQUESTS_MAX,
-        head::{self, HEAD_BYTES_MAX, Head, HeadError},
+        head::{self, HEAD_BYTES_MAX, HeadError},
     },
     listen::{Activity, ByteStream},
     problem::Problem,
@@ -29,6 +29,9 @@ const BATCH_PATH: &str = "/v1/lookup";
 /// Answers are written when they reach this size, before further requests are handled.
 const WRITE_BYTES: usize = 32 << 10;
 
+/// Size of a request from which it counts as several.
+const LARGE_REQUEST_BYTES: usize = 2 << 10;
+
 /// Usual maximum of the body for one user.
 const USER_BODY_BYTES: usize = 1 << 10;
 
@@ -45,7 +48,7 @@ pub(super) async fn serve(
 ) -> anyhow::Result<()> {
     let connection = Connection {
         port,
-        accepted_host: Vec::new(),
+        accepted_host: None,
         date: DateHeader::default(),
         receiving: None,
         unread: None,
@@ -57,7 +60,7 @@ pub(super) async fn serve(
 struct Connection {
     port: Arc<LookupPort>,
     /// The last accepted host, so that it need not be parsed again.
-    accepted_host: Vec<u8>,
+    accepted_host: Option<Vec<u8>>,
     date: DateHeader,
     /// Permit of a request whose body is incomplete.
     receiving: Option<OwnedSemaphorePermit>,
@@ -94,11 +97,19 @@ impl Requests for Connection {
                 break;
             };
             context.activity.request();
-            requests += 1;
+            // Large requests count as several, so that a busy connection yields to others.
+            requests += 1 + (received.consumed / LARGE_REQUEST_BYTES) as u64;
             consumed += received.consumed;
             let is_last = consumed == input.len();
             let close = received.close || (context.is_stopping && is_last);
-            let (is_head, read_at) = (received.is_head, context.read_at);
+            let is_head = received.is_head;
+            // Later requests of the same read have waited for the first one.
+            let is_first = requests == 1 && output.is_empty();
+            let read_at = if is_first {
+                context.read_at
+            } else {
+                std::time::Instant::now()
+            };
             self.respond(received.request, is_head, close, read_at, output)
                 .await;
             if close {
@@ -142,7 +153,7 @@ impl Connection {
             }
         };
         let is_head = head.method == "HEAD";
-        if let Err(problem) = self.admit(&head, headers) {
+        if let Err(problem) = self.admit(headers) {
             return Some(rejected(problem, is_head));
         }
         let body = &input[head.length..];
@@ -191,7 +202,7 @@ impl Connection {
     }
 
     /// Checks the host and the token.
-    fn admit(&mut self, head: &Head<'_>, headers: &[Header<'_>]) -> Result<(), Problem> {
+    fn admit(&mut self, headers: &[Header<'_>]) -> Result<(), Problem> {
         let (mut host, mut authorization, mut is_known) = (None, None, true);
         for header in headers {
             if header.name.eq_ignore_ascii_case("host") {
@@ -203,7 +214,7 @@ impl Connection {
                 is_known = false;
             }
         }
-        is_known &= host == Some(&self.accepted_host);
+        is_known &= host.is_some() && host == self.accepted_host.as_deref();
         if is_known || !self.port.requires_loopback_host() {
             return self.port.authenticate(authorization);
         }
@@ -215,9 +226,7 @@ impl Connection {
         });
         let map: HeaderMap = names.collect();
         self.port.admit(&map, &Uri::default())?;
-        if head.origin.is_none() {
-            self.accepted_host = host.unwrap_or_default().to_vec();
-        }
+        self.accepted_host = host.map(<[u8]>::to_vec);
         Ok(())
     }
 
@@ -231,15 +240,20 @@ impl Connection {
     ) {
         let received = Instant::from_std(read_at);
         let start = output.len();
+        let permit = self.receiving.take();
         let outcome = match request {
             Err(problem) => Err((problem.reply(), label_of(problem.kind.status))),
             Ok(Request::Batch(body)) => {
-                let answered = self.answer_batch(body, received, close, output).await;
+                let answered = self
+                    .answer_batch(body, received, permit, close, output)
+                    .await;
                 answered.map_err(|rejection| (rejection.problem().reply(), rejection.label()))
             }
             Ok(Request::User { encoded, query }) => {
                 let mut body = Vec::with_capacity(USER_BODY_BYTES);
-                let answered = user::answer(&self.port.lookups, encoded, query, &mut body).await;
+                let begin = || permit.map_or_else(|| self.port.begin(), Ok).map(Some);
+                let answered =
+                    user::answer(&self.port.lookups, encoded, query, begin, &mut body).await;
                 answered
                     .map(|status| {
                         let open = self.begin(status, close, read_at, output);
@@ -254,6 +268,7 @@ impl Connection {
             Ok(label) => label,
             Err((reply, label)) => {
                 output.truncate(start);
+                output.shrink_to(WRITE_BYTES);
                 http1::encode(reply, is_head, close, output);
                 label
             }
@@ -266,10 +281,10 @@ impl Connection {
         &mut self,
         body: &[u8],
         received: Instant,
+        permit: Option<OwnedSemaphorePermit>,
         close: bool,
         output: &mut Vec<u8>,
     ) -> Result<&'static str, Rejection> {
-        let permit = self.receiving.take();
         let request = BatchRequest::parse(body)?;
         let port = Arc::clone(&self.port);
         let result = port.read(&request, received, permit).await?;

@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode, Uri};
-use proto::units::DspId;
+use proto::{limits::BUYER_UID_BYTES_MAX, units::DspId};
 use runtime::{
     caller,
     listen::{Activity, ByteStream, Limits, WatchedStream},
@@ -48,6 +48,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Answers up to this size wait in the buffer of their connection.
 pub(super) const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
+/// Maximum bytes of a stored match in memory.
+const MATCH_BYTES_MAX: usize = BUYER_UID_BYTES_MAX + 32;
+
 /// The unit in which large answers are counted.
 const ANSWER_UNIT_BYTES: usize = 1 << 10;
 
@@ -85,6 +88,8 @@ pub struct LookupPort {
 pub(super) struct BatchResult<'a> {
     found: LookupResult,
     selection: Selection<'a>,
+    /// For the maximum size of what was read.
+    _charge: Option<OwnedSemaphorePermit>,
 }
 
 impl LookupPort {
@@ -219,19 +224,24 @@ impl LookupPort {
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<BatchResult<'a>, Rejection> {
         self.lookups.check_loaded()?;
+        let mut charge = None;
         let found = match self.lookups.in_memory(&request.users) {
             Some(users) => LookupResult {
                 users,
                 ..LookupResult::default()
             },
             None => {
-                let _permit = match permit {
+                let permit = match permit {
                     Some(permit) => permit,
                     None => self.begin()?,
                 };
+                let pairs = request.users.len() * request.dsps.len();
+                charge = Some(self.charge(pairs * MATCH_BYTES_MAX)?);
                 let (dsps, deadline) = (Arc::clone(&request.dsps), received + request.deadline);
                 let lookups = &self.lookups;
-                let found = lookups.read(&request.users, Some(dsps), deadline).await?;
+                let found = lookups
+                    .read(&request.users, Some(dsps), deadline, Some(permit))
+                    .await?;
                 let mut valid = request.users.iter().zip(&found.users);
                 let is_none_read =
                     valid.all(|(user, found)| found.is_none() || user.valid().is_none());
@@ -246,7 +256,11 @@ impl LookupPort {
             }
         };
         let selection = self.lookups.selection(Some(Arc::clone(&request.dsps)));
-        Ok(BatchResult { found, selection })
+        Ok(BatchResult {
+            found,
+            selection,
+            _charge: charge,
+        })
     }
 
     /// Writes the answer to a request, and counts its pairs.
@@ -256,7 +270,9 @@ impl LookupPort {
         result: &BatchResult<'_>,
         answer: &mut impl super::Answer,
     ) {
-        let BatchResult { found, selection } = result;
+        let BatchResult {
+            found, selection, ..
+        } = result;
         let tally = self
             .lookups
             .write(&request.users, &found.users, selection, answer);
@@ -318,6 +334,7 @@ pub(super) fn label_of(status: StatusCode) -> &'static str {
         401 => "unauthenticated",
         404 => "not_found",
         413 | 431 => "too_large",
+        429 => "busy",
         _ => "invalid",
     }
 }

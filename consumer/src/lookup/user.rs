@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use http::{HeaderValue, StatusCode, header};
 use runtime::reply::{Reply, content, json};
 use serde_json::json as object;
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
     Lookups,
@@ -24,10 +24,12 @@ pub const PREFIX: &str = "/v1/users/";
 pub async fn page(lookups: &Lookups, path: &str, query: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let mut body = Vec::new();
-    Some(match answer(lookups, encoded, query, &mut body).await {
-        Ok(status) => content(status, "application/json", body),
-        Err(rejection) => refused(&rejection),
-    })
+    Some(
+        match answer(lookups, encoded, query, || Ok(None), &mut body).await {
+            Ok(status) => content(status, "application/json", body),
+            Err(rejection) => refused(&rejection),
+        },
+    )
 }
 
 /// The response to a user's path that is not answered.
@@ -53,7 +55,7 @@ pub(super) fn refused(rejection: &Rejection) -> Reply {
     reply
 }
 
-/// Writes the body of the response, and returns its status.
+/// Writes the body of the response, and returns its status. `begin` is called if the store must be read.
 ///
 /// # Errors
 /// When nothing was read.
@@ -61,6 +63,7 @@ pub(super) async fn answer(
     lookups: &Lookups,
     encoded: &str,
     query: &str,
+    begin: impl FnOnce() -> Result<Option<OwnedSemaphorePermit>, Rejection>,
     body: &mut Vec<u8>,
 ) -> Result<StatusCode, Rejection> {
     let user_id = user_id_of_path(encoded)?;
@@ -73,8 +76,8 @@ pub(super) async fn answer(
             ..Default::default()
         },
         None => {
-            let deadline = Instant::now() + DEADLINE_MAX;
-            lookups.read(&users, dsps.clone(), deadline).await?
+            let (permit, deadline) = (begin()?, Instant::now() + DEADLINE_MAX);
+            lookups.read(&users, dsps.clone(), deadline, permit).await?
         }
     };
     let selection = lookups.selection(dsps);

@@ -69,7 +69,7 @@ impl Why {
         self.lookups.check_loaded()?;
         let users = [AskedUser::Valid(user_id.clone())];
         let (dsps, deadline) = ([dsp_id].into(), Instant::now() + DEADLINE_MAX);
-        let found = self.lookups.read(&users, Some(dsps), deadline).await;
+        let found = self.lookups.read(&users, Some(dsps), deadline, None).await;
         let mut explanation = Map::new();
         let cause = match &found {
             Ok(found) if found.unavailable.contains(&dsp_id) => found.why.clone(),

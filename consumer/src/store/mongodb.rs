@@ -48,7 +48,7 @@ use std::{
 use mongodb::bson::{Bson, DateTime, Document};
 use parking_lot::Mutex;
 use proto::units::{DspId, UnixMicros};
-use tokio::sync::OnceCell;
+use tokio::{runtime::Handle, sync::OnceCell};
 use tokio_util::task::TaskTracker;
 
 use super::{Receipt, StoreError};
@@ -88,10 +88,12 @@ pub struct MongodbStore {
     insert_strategies: Mutex<BTreeMap<DspId, Arc<Mutex<InsertStrategy>>>>,
     breakers: Breakers,
     /// Finds of lookups that were not answered in time.
-    late_finds: Breakers,
+    late_finds: lookup::LateFinds,
     /// Finds of lookups, and tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
     commit_times: CommitTimes,
+    /// The runtime on which it was created.
+    runtime: Handle,
 }
 
 /// Options of a [`MongodbStore`].
@@ -118,6 +120,9 @@ impl fmt::Debug for Options {
 
 impl MongodbStore {
     /// A store that connects on first use.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     pub fn new(options: Options) -> Self {
         Self {
             options,
@@ -130,7 +135,8 @@ impl MongodbStore {
             commits: AtomicI64::new(0),
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
-            late_finds: Breakers::default(),
+            late_finds: lookup::LateFinds::default(),
+            runtime: Handle::current(),
             tasks: TaskTracker::new(),
             commit_times: CommitTimes::default(),
         }

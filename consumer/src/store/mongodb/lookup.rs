@@ -17,6 +17,7 @@ use mongodb::{
     Database,
     bson::{Bson, Document, RawArrayBuf, doc, rawdoc},
 };
+use parking_lot::Mutex;
 use proto::units::DspId;
 use tokio::{
     task::AbortHandle,
@@ -25,7 +26,6 @@ use tokio::{
 
 use super::{
     COOKIES, MongodbStore,
-    breakers::Breakers,
     connection::{Connection, primary, run},
     databases::DspDatabases,
     date, deleted_before,
@@ -50,6 +50,10 @@ const CONCURRENT_FINDS_MAX: usize = 32;
 
 /// Timeout of a find in one DSP's database.
 const FIND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Age of a find at which it counts as hanging, and number of late finds of a DSP at which all do.
+const HANGS_AFTER: Duration = Duration::from_millis(100);
+const LATE_FINDS_MAX: usize = 8;
 
 /// Maximum time for a page on the server.
 const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
@@ -117,9 +121,13 @@ impl Lookup for MongodbStore {
             let command = doc! { "count": COOKIES };
             let database = self.database(connection, dsp_id);
             let counting = database.run_command(command);
-            let reply = run(counting.selection_criteria(primary())).await?;
-            let count = reply.get("n").and_then(number).unwrap_or_default();
-            counts.insert(dsp_id, count);
+            match run(counting.selection_criteria(primary())).await {
+                Ok(reply) => {
+                    let count = reply.get("n").and_then(number);
+                    counts.insert(dsp_id, count.unwrap_or_default());
+                }
+                Err(_) => tracing::debug!(%dsp_id, "failed to count the stored cookies"),
+            }
         }
         Ok(counts)
     }
@@ -179,9 +187,14 @@ impl Lookup for MongodbStore {
 impl MongodbStore {
     /// Connections that are independent of writes.
     async fn lookups(&self) -> Result<&Connection, StoreError> {
-        self.lookups
-            .get_or_try_init(|| Connection::open(&self.options.uri))
-            .await
+        // On the runtime of the store, which outlives those of lookup threads: the driver has tasks of its own.
+        let open = || async {
+            let uri = self.options.uri.clone();
+            let opening = async move { Connection::open(&uri).await };
+            let opened = self.tasks.spawn_on(opening, &self.runtime).await;
+            opened.map_err(|error| StoreError::Unavailable(error.to_string()))?
+        };
+        self.lookups.get_or_try_init(open).await
     }
 
     /// The DSPs that have a database. If the list is old, it is refreshed in the background.
@@ -210,16 +223,24 @@ impl MongodbStore {
         user_ids: &RawArrayBuf,
     ) -> Result<Document, String> {
         // A hanging command is in flight to this database, and a find would also hang.
-        for breakers in [&self.breakers, &self.late_finds] {
-            breakers
-                .may_try(dsp_id)
-                .map_err(|error| error.to_string())?;
+        let tried = self.breakers.may_try(dsp_id);
+        tried.map_err(|error| error.to_string())?;
+        if self.late_finds.are_hanging(dsp_id) {
+            return Err("no response to earlier finds yet".to_owned());
+        }
+        if Instant::now() >= deadline {
+            return Err("no time left before the deadline".to_owned());
         }
         let database = self.database(connection, dsp_id);
         let finding = find(connection.clone(), database, user_ids.clone());
         let mut finding = self.tasks.spawn(finding);
         // Also if the lookup is cancelled.
-        let late = LateFind(&self.late_finds, dsp_id, finding.abort_handle());
+        let late = LateFind {
+            finds: &self.late_finds,
+            dsp_id,
+            sent: Instant::now(),
+            find: finding.abort_handle(),
+        };
         let found = timeout_at(deadline, &mut finding).await;
         drop(late);
         match found {
@@ -230,14 +251,38 @@ impl MongodbStore {
     }
 }
 
-/// Records on drop that a find hangs, unless it has ended.
-struct LateFind<'a>(&'a Breakers, DspId, AbortHandle);
+/// Finds that did not end before their lookup, by DSP.
+#[derive(Debug, Default)]
+pub(super) struct LateFinds(Mutex<BTreeMap<DspId, Vec<(Instant, AbortHandle)>>>);
+
+impl LateFinds {
+    /// Whether finds of this DSP hang: one of them for a long time, or many. A few recent ones can also be those of lookups with short
+    /// deadlines.
+    fn are_hanging(&self, dsp_id: DspId) -> bool {
+        let mut all = self.0.lock();
+        let Some(late) = all.get_mut(&dsp_id) else {
+            return false;
+        };
+        late.retain(|(_, find)| !find.is_finished());
+        let is_old = |(sent, _): &(Instant, AbortHandle)| sent.elapsed() >= HANGS_AFTER;
+        late.len() >= LATE_FINDS_MAX || late.iter().any(is_old)
+    }
+}
+
+/// Adds a find to the late ones on drop, unless it has ended.
+struct LateFind<'a> {
+    finds: &'a LateFinds,
+    dsp_id: DspId,
+    sent: Instant,
+    find: AbortHandle,
+}
 
 impl Drop for LateFind<'_> {
     fn drop(&mut self) {
-        let Self(breakers, dsp_id, find) = self;
-        if !find.is_finished() {
-            breakers.add_hanging(*dsp_id, find.clone());
+        if !self.find.is_finished() {
+            let mut all = self.finds.0.lock();
+            let late = all.entry(self.dsp_id).or_default();
+            late.push((self.sent, self.find.clone()));
         }
     }
 }

@@ -54,6 +54,7 @@ async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result
         user_ids: vec!["alice".into()],
         dsps: None,
         deadline: tokio::time::Instant::now() + Duration::from_secs(1),
+        permit: None,
     };
     let found = store.lookup(query).await?;
     let matches = found.users[0].as_ref().context("not read")?;

@@ -383,6 +383,7 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
         user_ids: vec!["a".into()],
         dsps: None,
         deadline: tokio::time::Instant::now() + Duration::from_secs(1),
+        permit: None,
     };
     let found = store.lookup(query).await?;
     let matches = found.users[0].as_ref().context("not read")?;

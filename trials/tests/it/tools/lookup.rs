@@ -129,7 +129,9 @@ async fn targets_take_turns_and_are_compared_with_redis() -> Result<()> {
     assert_eq!(ratio(&a), Some(1.0));
     let rate = |url: &str| report.value(&format!("{url}: lookups"));
     let expected = rate(&b).zip(rate(&a)).map(|(b, a)| b / a);
-    assert_eq!(ratio(&b), expected);
+    let (ratio, expected) = ratio(&b).zip(expected).context("no ratio")?;
+    // The order of divisions may differ.
+    ensure!((ratio - expected).abs() < 1e-9, "{ratio}, not {expected}");
     Ok(())
 }
 
