@@ -7,6 +7,7 @@
 //! No user id, buyer uid or token occurs in logs, metrics or errors of this module.
 
 mod answer;
+mod connection;
 mod grpc;
 mod http;
 pub mod metrics;

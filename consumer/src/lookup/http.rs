@@ -104,8 +104,7 @@ impl Requests for Connection {
             let close = received.close || (context.is_stopping && is_last);
             let is_head = received.is_head;
             // Later requests of the same read have waited for the first one.
-            let is_first = requests == 1 && output.is_empty();
-            let read_at = if is_first {
+            let read_at = if output.is_empty() {
                 context.read_at
             } else {
                 std::time::Instant::now()

@@ -1,30 +1,23 @@
 //! The lookup port (`--lookup`): HTTP/1.1 and gRPC, with or without TLS.
 //!
 //! Everything that a client can make the port do is bounded. Up to 64 requests wait for the store or for the rest of their body; further
-//! ones are rejected at once, because waiting would cost a bidder more. Up to 64 MiB of large answers wait for their clients. With these
-//! limits, that of connections, and their buffers, the port needs up to 96 MiB.
+//! ones are rejected at once, because waiting would cost a bidder more. Up to 64 MiB of large answers wait for their clients. Together
+//! with the buffers of its connections, this adds up to 96 MiB, besides the replies of MongoDB that are being read.
 
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode, Uri};
 use proto::{limits::BUYER_UID_BYTES_MAX, units::DspId};
 use runtime::{
-    caller,
-    listen::{Activity, ByteStream, Limits, WatchedStream},
-    problem::Problem,
-    reload::Reloader,
-    tls::server::Handshakes,
-    token,
+    caller, listen::Limits, problem::Problem, reload::Reloader, tls::server::Handshakes, token,
 };
 use tokio::{
-    io::AsyncReadExt as _,
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
-use tokio_util::sync::CancellationToken;
 
 use super::{
-    Lookups, Selection, grpc, http as http_api,
+    Lookups, Selection,
     metrics::{Api, Metrics},
     request::{BatchRequest, Rejection},
 };
@@ -54,9 +47,6 @@ const MATCH_BYTES_MAX: usize = BUYER_UID_BYTES_MAX + 32;
 /// The unit in which large answers are counted.
 const ANSWER_UNIT_BYTES: usize = 1 << 10;
 
-/// The first bytes of HTTP/2.
-const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 runtime::problem_kinds! {
     INVALID BAD_REQUEST
     UNAUTHORIZED UNAUTHORIZED
@@ -77,7 +67,7 @@ pub struct LookupPort {
     pub(super) lookups: Lookups,
     pub(super) metrics: Metrics,
     tokens: Option<Arc<Reloader<token::File>>>,
-    tls: Option<Handshakes>,
+    pub(super) tls: Option<Handshakes>,
     /// Whether only loopback host names are accepted.
     requires_loopback_host: bool,
     in_progress: Arc<Semaphore>,
@@ -109,55 +99,6 @@ impl LookupPort {
             requires_loopback_host,
             in_progress: Arc::new(Semaphore::new(IN_PROGRESS_MAX)),
             answers: Arc::new(Semaphore::new(ANSWER_BYTES_MAX / ANSWER_UNIT_BYTES)),
-        }
-    }
-
-    /// Serves one connection.
-    pub async fn serve(
-        self: Arc<Self>,
-        stream: WatchedStream<impl ByteStream>,
-        activity: Arc<Activity>,
-        stop: CancellationToken,
-    ) {
-        let served = match &self.tls {
-            None => {
-                Arc::clone(&self)
-                    .serve_stream(stream, &activity, &stop)
-                    .await
-            }
-            Some(tls) => {
-                let Some(stream) = tls.accept(stream, &stop).await else {
-                    return;
-                };
-                // Boxed, so that unencrypted connections need no memory for it.
-                Box::pin(Arc::clone(&self).serve_stream(stream, &activity, &stop)).await
-            }
-        };
-        if let Err(error) = served {
-            tracing::debug!(%error, "connection to the lookup port failed");
-        }
-    }
-
-    /// Serves HTTP/1.1, or HTTP/2 if the client begins with it.
-    async fn serve_stream(
-        self: Arc<Self>,
-        mut stream: impl ByteStream,
-        activity: &Arc<Activity>,
-        stop: &CancellationToken,
-    ) -> anyhow::Result<()> {
-        let mut input = Vec::with_capacity(runtime::http1::IDLE_BUFFER_BYTES);
-        loop {
-            let read = stop.run_until_cancelled(stream.read_buf(&mut input)).await;
-            if !matches!(read.transpose()?, Some(1..)) {
-                return Ok(());
-            }
-            let known = input.len().min(HTTP2_PREFACE.len());
-            if input[..known] != HTTP2_PREFACE[..known] {
-                return http_api::serve(self, stream, input, activity, stop).await;
-            }
-            if known == HTTP2_PREFACE.len() {
-                return Box::pin(grpc::serve(self, stream, input, activity, stop)).await;
-            }
         }
     }
 
