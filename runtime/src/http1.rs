@@ -40,6 +40,12 @@ use crate::{
 /// Buffer capacity of an idle connection.
 pub const IDLE_BUFFER_BYTES: usize = 4 * 1024;
 
+/// Buffers above this size are returned when they are no longer needed.
+const BUFFER_BYTES_KEPT: usize = 32 << 10;
+
+/// Maximum time to write responses above this size.
+const LARGE_WRITE_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Number of requests after which the task yields. [`Requests::handle`] should stop after as many.
 pub const YIELD_REQUESTS_MAX: u64 = 64;
 
@@ -147,10 +153,15 @@ pub async fn serve<R: Requests>(
         let handled = requests.handle(&input, &context, &mut output).await?;
         input.drain(..handled.consumed);
         next = handled.next;
-        stream.write_all(&output).await?;
-        // Under TLS, a write that would block is buffered.
-        stream.flush().await?;
+        if next == Next::Read && !input.is_empty() {
+            activity.partial_request();
+        }
+        if input.capacity() > BUFFER_BYTES_KEPT && input.len() <= BUFFER_BYTES_KEPT {
+            input.shrink_to(BUFFER_BYTES_KEPT);
+        }
+        write(&mut stream, &output).await?;
         output.clear();
+        output.shrink_to(BUFFER_BYTES_KEPT);
         requests.written();
         since_yield += handled.requests;
         if since_yield >= YIELD_REQUESTS_MAX {
@@ -160,6 +171,22 @@ pub async fn serve<R: Requests>(
     }
     linger(stream).await?;
     Ok(())
+}
+
+/// Writes responses. A client that reads too slowly occupies the memory of a large one for a limited time.
+async fn write(stream: &mut impl ByteStream, output: &[u8]) -> io::Result<()> {
+    let writing = async {
+        stream.write_all(output).await?;
+        // Under TLS, a write that would block is buffered.
+        stream.flush().await
+    };
+    if output.len() <= BUFFER_BYTES_KEPT {
+        return writing.await;
+    }
+    match tokio::time::timeout(LARGE_WRITE_TIME_MAX, writing).await {
+        Ok(result) => result,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
 }
 
 /// Provides capacity for the next read: little if the connection is idle, more if it is busy.

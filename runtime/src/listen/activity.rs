@@ -78,6 +78,13 @@ impl Activity {
             .store(bytes_read, Ordering::Relaxed);
     }
 
+    /// Records that the bytes after the last request are the beginning of another one.
+    pub fn partial_request(&self) {
+        let bytes_read = self.bytes_read.load(Ordering::Relaxed);
+        self.bytes_read_at_request
+            .store(bytes_read.saturating_sub(1), Ordering::Relaxed);
+    }
+
     /// Excludes the connection from the request timeout, because its protocol also sends bytes between requests.
     pub fn set_multiplexed(&self) {
         self.is_multiplexed.store(true, Ordering::Relaxed);
