@@ -55,6 +55,11 @@ pub(super) fn dsp_of(key: &[u8]) -> Option<DspId> {
         .map(|bytes| DspId(u32::from_be_bytes(*bytes)))
 }
 
+/// The user id in the key of a cookie.
+pub(super) fn user_of(key: &[u8]) -> &[u8] {
+    &key[..key.len().saturating_sub(size_of::<u32>() + 1)]
+}
+
 /// The common prefix of all keys of a user.
 pub(super) fn user_prefix(user_id: &[u8]) -> Vec<u8> {
     [user_id, &[0]].concat()

@@ -168,6 +168,8 @@ impl Inner {
             self.users.remove(user_id);
         }
         if is_end {
+            // Compactions have removed expired cookies from the tree, but not from the cache.
+            self.users.clear();
             self.database.persist(PersistMode::SyncData)?;
         }
         Ok((removed.len() as u64, last))

@@ -101,6 +101,11 @@ impl UserCache {
         self.0.insert(user_id.to_vec(), all.into_iter().collect());
     }
 
+    /// Removes all users. Only the writer calls it.
+    pub(super) fn clear(&self) {
+        self.0.clear();
+    }
+
     /// Removes a user, some of whose matches the tree no longer has. Only the writer calls it.
     pub(super) fn remove(&self, user_id: &[u8]) {
         self.0.remove(user_id);
