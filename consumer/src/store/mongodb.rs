@@ -88,7 +88,7 @@ pub struct MongodbStore {
     insert_strategies: Mutex<BTreeMap<DspId, Arc<Mutex<InsertStrategy>>>>,
     breakers: Breakers,
     /// Finds of lookups that were not answered in time.
-    late_finds: lookup::LateFinds,
+    late_finds: Arc<lookup::LateFinds>,
     /// Finds of lookups, and tasks that write to DSP databases, at most one per hanging database.
     tasks: TaskTracker,
     commit_times: CommitTimes,
@@ -135,7 +135,7 @@ impl MongodbStore {
             commits: AtomicI64::new(0),
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
-            late_finds: lookup::LateFinds::default(),
+            late_finds: Arc::default(),
             runtime: Handle::current(),
             tasks: TaskTracker::new(),
             commit_times: CommitTimes::default(),

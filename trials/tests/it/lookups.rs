@@ -1,19 +1,17 @@
-//! Tests of the lookup port with the real programs: HTTP, gRPC, tokens, limits, a database that hangs, and a store that is down.
+//! Tests of the lookup port with the real programs: HTTP, gRPC, tokens, and invalid requests.
+
+mod databases;
 
 use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use mongodb::bson::doc;
 use proto::v1::{LookupRequest, LookupResponse, lookup_client::LookupClient};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{admin, http::HttpClient, programs::free_address, scrape::names};
 use tonic::{Code, Request, Status, transport::Channel};
 
-use crate::{
-    harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
-    mongods::{clear_failpoint, set_failpoint, start_failable},
-};
+use crate::harness::{Consumer, Producer, embedded};
 
 const TOKEN: &str = "the-token-of-a-bidder";
 
@@ -196,6 +194,13 @@ async fn invalid_requests_are_rejected_with_a_reason() -> Result<()> {
             411,
         ),
         ("POST", "/v1/lookup", "expect: 100-continue\r\n", "", 411),
+        (
+            "POST",
+            "/v1/lookup",
+            "content-encoding: gzip\r\n",
+            "\u{1f}\u{8b}\u{8}",
+            400,
+        ),
         ("GET", "/v1/lookup", "", "", 405),
         ("POST", "/v1/users/u", "", "", 405),
         ("GET", "/v1/users/u?dsps=", "", "", 400),
@@ -267,6 +272,10 @@ async fn invalid_requests_are_rejected_with_a_reason() -> Result<()> {
     assert_eq!(code(1_001, &[1]).await, Some(Code::ResourceExhausted));
     assert_eq!(code(1, &[1; 257]).await, Some(Code::ResourceExhausted));
     assert_eq!(code(1, &[1]).await, None);
+    let long = "u".repeat(140);
+    let request = grpc_request(&vec![&*long; 1_000], &[1]);
+    let status = node.grpc().await?.get(request).await.err();
+    assert_eq!(status.map(|it| it.code()), Some(Code::ResourceExhausted));
     Ok(())
 }
 
@@ -302,55 +311,5 @@ async fn lookups_need_a_token_if_there_are_any() -> Result<()> {
         let code = node.grpc().await?.get(call).await.err().map(|it| it.code());
         assert_eq!(code, (status == 401).then_some(Code::Unauthenticated));
     }
-    node.check_no_ids().await
-}
-
-#[tokio::test]
-async fn hanging_database_is_named_and_delays_no_other() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mut mongod = start_failable(&dir).await?;
-    let node = Node::start(&dir, &mongod.uri(), &[]).await?;
-    node.accept(&[17, 44]).await?;
-    let hang = doc! {
-        "failCommands": ["find"],
-        "namespace": "44.cookies",
-        "blockConnection": true,
-        "blockTimeMS": 5_000,
-    };
-    set_failpoint(&mongod, hang).await?;
-    let request = json!({"users": [USER, "unknown"], "dsps": [17, 44], "deadline_ms": 200});
-    let expected = json!({
-        "complete": false,
-        "users": [{"17": "secret-uid-17"}, {}],
-        "unavailable": [44],
-    });
-    // Far more than the connections of the pool: hanging finds must not use them up.
-    for _ in 0..300 {
-        assert_eq!(node.post(&request).await?, (200, expected.clone()));
-    }
-    let only = json!({"users": [USER], "dsps": [44]});
-    assert_eq!(node.post(&only).await?.0, 503);
-    let mut call = Request::new(grpc_request(&[USER], &[17, 44]));
-    call.set_timeout(Duration::from_millis(200));
-    let response = node.grpc().await?.get(call).await?.into_inner();
-    assert_eq!(response.unavailable_dsps, [44]);
-    let partial = [("outcome", "partial")];
-    assert_eq!(
-        node.consumer
-            .metrics()
-            .await?
-            .count(names::LOOKUPS, &partial),
-        301
-    );
-    clear_failpoint(&mongod).await?;
-    let complete = json!({"17": "secret-uid-17", "44": "secret-uid-44"});
-    wait_until(TIMEOUT, "the database answers again", async || {
-        Ok(node.post(&request).await?.1["users"][0] == complete)
-    })
-    .await?;
-    mongod.pause()?;
-    let (status, _) = node.post(&request).await?;
-    assert_eq!(status, 503);
-    mongod.resume()?;
     node.check_no_ids().await
 }

@@ -1,5 +1,6 @@
 //! Starts MongoDB servers for tests: with fail points, with users, and as replica sets.
 
+pub(crate) mod router;
 pub(crate) mod shared;
 
 use std::{net::SocketAddr, path::Path, time::Duration};

@@ -1,8 +1,8 @@
 //! Lookups of users, and pages of the cookies of one DSP: a page reads up to [`PAGE_COOKIES_MAX`] documents in the order
 //! of `_id`.
 //!
-//! A lookup sends one find per DSP, for all of its users. A find that is not answered by the deadline continues in the background, and
-//! until it ends, no further find is sent to its database: so a hanging database delays no lookup, and occupies few connections.
+//! A lookup sends one find per DSP, for all of its users. A find that is not answered by the deadline continues in the background. While
+//! it hangs, no further find is sent to its database: so a hanging database delays no lookup, and occupies few connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -51,7 +51,7 @@ const CONCURRENT_FINDS_MAX: usize = 32;
 /// Timeout of a find in one DSP's database.
 const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Age of a find at which it counts as hanging, and number of late finds of a DSP at which all do.
+/// Age of a find at which it counts as hanging if none was answered since it was sent, and number of late finds of a DSP at which all do.
 const HANGS_AFTER: Duration = Duration::from_millis(100);
 const LATE_FINDS_MAX: usize = 8;
 
@@ -225,20 +225,31 @@ impl MongodbStore {
         // A hanging command is in flight to this database, and a find would also hang.
         let tried = self.breakers.may_try(dsp_id);
         tried.map_err(|error| error.to_string())?;
-        if self.late_finds.are_hanging(dsp_id) {
-            return Err("no response to earlier finds yet".to_owned());
-        }
-        if Instant::now() >= deadline {
+        let sent = Instant::now();
+        let patience = deadline.saturating_duration_since(sent);
+        if patience.is_zero() {
             return Err("no time left before the deadline".to_owned());
+        }
+        if self.late_finds.are_hanging(dsp_id, patience) {
+            return Err("no response to earlier finds yet".to_owned());
         }
         let database = self.database(connection, dsp_id);
         let finding = find(connection.clone(), database, user_ids.clone());
-        let mut finding = self.tasks.spawn(finding);
+        let late_finds = Arc::clone(&self.late_finds);
+        let finding = async move {
+            let found = finding.await;
+            if found.is_ok() {
+                late_finds.answered(dsp_id);
+            }
+            found
+        };
+        // On the runtime of the connections, which the lookup port does not share.
+        let mut finding = self.tasks.spawn_on(finding, &self.runtime);
         // Also if the lookup is cancelled.
         let late = LateFind {
             finds: &self.late_finds,
             dsp_id,
-            sent: Instant::now(),
+            sent,
             find: finding.abort_handle(),
         };
         let found = timeout_at(deadline, &mut finding).await;
@@ -253,19 +264,38 @@ impl MongodbStore {
 
 /// Finds that did not end before their lookup, by DSP.
 #[derive(Debug, Default)]
-pub(super) struct LateFinds(Mutex<BTreeMap<DspId, Vec<(Instant, AbortHandle)>>>);
+pub(super) struct LateFinds(Mutex<BTreeMap<DspId, LateFindsOfDsp>>);
+
+#[derive(Debug, Default)]
+struct LateFindsOfDsp {
+    late: Vec<(Instant, AbortHandle)>,
+    /// When a find was answered last.
+    answered: Option<Instant>,
+}
 
 impl LateFinds {
-    /// Whether finds of this DSP hang: one of them for a long time, or many. A few recent ones can also be those of lookups with short
-    /// deadlines.
-    fn are_hanging(&self, dsp_id: DspId) -> bool {
+    /// Whether a find that can wait for `patience` is useless: an earlier one hangs, or many have already waited longer. So lookups with
+    /// short deadlines do not stop those of others.
+    fn are_hanging(&self, dsp_id: DspId, patience: Duration) -> bool {
         let mut all = self.0.lock();
-        let Some(late) = all.get_mut(&dsp_id) else {
+        let Some(of_dsp) = all.get_mut(&dsp_id) else {
             return false;
         };
-        late.retain(|(_, find)| !find.is_finished());
-        let is_old = |(sent, _): &(Instant, AbortHandle)| sent.elapsed() >= HANGS_AFTER;
-        late.len() >= LATE_FINDS_MAX || late.iter().any(is_old)
+        of_dsp.late.retain(|(_, find)| !find.is_finished());
+        let older_than = |age| {
+            let late = of_dsp.late.iter().map(|(sent, _)| *sent);
+            late.filter(move |sent| sent.elapsed() >= age)
+        };
+        older_than(HANGS_AFTER).any(|sent| Some(sent) > of_dsp.answered)
+            || older_than(patience.min(HANGS_AFTER)).count() >= LATE_FINDS_MAX
+    }
+
+    /// Registers that the database answers.
+    fn answered(&self, dsp_id: DspId) {
+        // Only compared with late finds.
+        if let Some(of_dsp) = self.0.lock().get_mut(&dsp_id) {
+            of_dsp.answered = Some(Instant::now());
+        }
     }
 }
 
@@ -281,8 +311,8 @@ impl Drop for LateFind<'_> {
     fn drop(&mut self) {
         if !self.find.is_finished() {
             let mut all = self.finds.0.lock();
-            let late = all.entry(self.dsp_id).or_default();
-            late.push((self.sent, self.find.clone()));
+            let of_dsp = all.entry(self.dsp_id).or_default();
+            of_dsp.late.push((self.sent, self.find.clone()));
         }
     }
 }
