@@ -22,6 +22,7 @@ use std::{sync::Arc, time::Duration};
 use proto::units::{DspId, UnixMicros};
 use tokio::{
     sync::OwnedSemaphorePermit,
+    task::yield_now,
     time::{Instant, timeout_at},
 };
 
@@ -122,7 +123,25 @@ impl Lookups {
         Some(found)
     }
 
-    /// Reads the matches of valid users by the deadline.
+    /// The matches of valid users, by the deadline. `begin` is called if the store must be read.
+    async fn find(
+        &self,
+        users: &[AskedUser<'_>],
+        dsps: Option<Arc<[DspId]>>,
+        deadline: Instant,
+        begin: impl FnOnce() -> Result<Option<OwnedSemaphorePermit>, Rejection>,
+    ) -> Result<LookupResult, Rejection> {
+        self.check_loaded()?;
+        match self.in_memory(users) {
+            Some(users) => Ok(LookupResult {
+                users,
+                ..LookupResult::default()
+            }),
+            None => self.read(users, dsps, deadline, begin()?).await,
+        }
+    }
+
+    /// Reads the matches of valid users from the store.
     async fn read(
         &self,
         users: &[AskedUser<'_>],
@@ -151,8 +170,8 @@ impl Lookups {
         Ok(found)
     }
 
-    /// Passes the live matches of each user to `answer`.
-    fn write(
+    /// Passes the live matches of each user to `answer`. Yields to other tasks after some users.
+    async fn write(
         &self,
         users: &[AskedUser<'_>],
         found: &[Option<UserMatches>],
@@ -167,6 +186,9 @@ impl Lookups {
             .chunks(USERS_PER_LOCK)
             .zip(found.chunks(USERS_PER_LOCK))
         {
+            if tally.users > 0 {
+                yield_now().await;
+            }
             let deletions = self.deletions.reader();
             for (user, found) in users.iter().zip(found) {
                 let (Some(user_id), Some(matches)) = (user.valid(), found) else {

@@ -20,7 +20,7 @@ use proto::units::{DspId, UnixMicros};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-pub use self::user_matches::{StoredMatch, UserMatches};
+pub use self::user_matches::{MATCH_BYTES_MAX, StoredMatch, UserMatches};
 
 use crate::{
     batch::{Batch, Cursor},

@@ -6,6 +6,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use anyhow::Context as _;
+use futures_util::FutureExt as _;
 use runtime::{
     listen::{self, Proxies, Stage, WatchedStream},
     metrics::Registry,
@@ -107,7 +108,9 @@ impl App {
             let thread = thread::Builder::new().name("lookup".to_owned());
             let thread = thread.spawn(move || runtime.block_on(serving));
             thread.context("failed to start a thread")?;
-            tasks.spawn(async { has_ended.await.unwrap_or_default() });
+            // The sender is dropped when the thread ends or panics.
+            let serving = has_ended.map(|_| Ok(()));
+            tasks.spawn(self.monitor.clone().run("lookup port", serving));
         }
         tracing::info!(%address, "lookup port is open");
         if !is_loopback && !has_tls {

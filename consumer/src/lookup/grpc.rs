@@ -5,8 +5,8 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{Arc, OnceLock, Weak},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -15,13 +15,14 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use prost::Message as _;
 use proto::v1::{LookupRequest, LookupResponse};
 use runtime::listen::{Activity, ByteStream, InProgress};
 use tokio::{
     io::AsyncReadExt as _,
     sync::OwnedSemaphorePermit,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -43,11 +44,9 @@ const PATH: &str = "/cookiesync.v1.Lookup/Get";
 /// Maximum concurrent calls of a connection.
 const CALLS_MAX: u32 = 32;
 
-/// Maximum bytes of headers, and of the flow-control windows. The send buffer of each call is small, because it holds answers that are no
-/// longer counted.
+/// Maximum bytes of headers, and of the flow-control windows.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 const WINDOW_BYTES: u32 = 64 << 10;
-const SEND_BUFFER_BYTES: usize = 8 << 10;
 
 /// Maximum time to receive and answer a request.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -62,6 +61,12 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Each unread answer counts at least this many bytes.
 const ANSWER_BYTES_MIN: usize = 4 << 10;
 
+/// Maximum time in which the client must read an answer.
+const UNREAD_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Number of answers above which those that were read are forgotten.
+const UNREAD_MAX: usize = 4 * CALLS_MAX as usize;
+
 /// Serves calls until the client closes the connection or `stop` is cancelled. `input` was read before.
 pub(super) async fn serve(
     port: Arc<LookupPort>,
@@ -75,16 +80,20 @@ pub(super) async fn serve(
     let stream = TokioIo::new(tokio::io::join(reader, writer));
     activity.set_multiplexed();
     let activity = Arc::clone(activity);
+    let (unread, refused) = (Arc::new(Unread::default()), CancellationToken::new());
+    let (answers, refuse) = (Arc::clone(&unread), refused.clone());
     let service = service_fn(move |request| {
         let (port, in_progress) = (Arc::clone(&port), activity.long_request());
+        let (answers, refuse) = (Arc::clone(&answers), refuse.clone());
         async move {
-            let response = call(&port, request).await;
+            let response = call(&port, request, &refuse).await;
             let permit = response.extensions().get().cloned();
-            Ok::<_, Infallible>(response.map(|body| AnswerBody {
-                body,
+            let answer = Arc::new(UnreadAnswer {
                 _permit: permit,
                 _in_progress: in_progress,
-            }))
+            });
+            answers.add(&answer);
+            Ok::<_, Infallible>(response.map(|body| AnswerBody { body, answer }))
         }
     });
     let mut protocol = http2::Builder::new(TokioExecutor::new());
@@ -95,21 +104,29 @@ pub(super) async fn serve(
         .max_concurrent_streams(CALLS_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_send_buf_size(SEND_BUFFER_BYTES);
-    let mut connection = std::pin::pin!(protocol.serve_connection(stream, service));
-    tokio::select! {
-        ended = connection.as_mut() => ended?,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await?;
+        .initial_connection_window_size(WINDOW_BYTES);
+    let serving = async {
+        let mut connection = std::pin::pin!(protocol.serve_connection(stream, service));
+        tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = stop.cancelled() => {}
+            () = refused.cancelled() => {}
         }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    };
+    tokio::select! {
+        ended = serving => Ok(ended?),
+        () = unread.are_stalled() => anyhow::bail!("an answer was not read in time"),
     }
-    Ok(())
 }
 
-/// Answers one call.
-async fn call(port: &Arc<LookupPort>, request: Request<Incoming>) -> Response<tonic::body::Body> {
+/// Answers one call. Cancels `refuse` if the connection must be closed.
+async fn call(
+    port: &Arc<LookupPort>,
+    request: Request<Incoming>,
+    refuse: &CancellationToken,
+) -> Response<tonic::body::Body> {
     let began = Instant::now();
     let refused = |status: Status, label| {
         port.count(Api::Grpc, label, began);
@@ -121,6 +138,7 @@ async fn call(port: &Arc<LookupPort>, request: Request<Incoming>) -> Response<to
             StatusCode::UNAUTHORIZED => Status::unauthenticated(problem.detail),
             _ => Status::permission_denied(problem.detail),
         };
+        refuse.cancel();
         return refused(status, label);
     }
     if request.uri().path() != PATH {
@@ -131,8 +149,10 @@ async fn call(port: &Arc<LookupPort>, request: Request<Incoming>) -> Response<to
         Ok(permit) => permit,
         Err(rejection) => return refused(rejection.status(), rejection.label()),
     };
+    let outcome = Arc::new(OnceLock::new());
     let service = Get {
         port: Arc::clone(port),
+        outcome: Arc::clone(&outcome),
         permit: Some(permit),
         deadline: deadline(request.headers()),
     };
@@ -144,7 +164,12 @@ async fn call(port: &Arc<LookupPort>, request: Request<Incoming>) -> Response<to
             let why = format!("the request is longer than {BODY_BYTES_MAX} bytes");
             refused(Status::resource_exhausted(why), "too_large")
         }
-        Ok(response) => response,
+        Ok(response) => {
+            // Without an outcome, tonic has rejected the message.
+            let label = outcome.get().copied().unwrap_or("invalid");
+            port.count(Api::Grpc, label, began);
+            response
+        }
         Err(_) => {
             let why = "the request was not received in time";
             refused(Status::deadline_exceeded(why), "invalid")
@@ -159,6 +184,7 @@ fn is_too_large(status: Status) -> bool {
 /// The call `Get`.
 struct Get {
     port: Arc<LookupPort>,
+    outcome: Arc<OnceLock<&'static str>>,
     /// The permit to receive the request and to wait for the store.
     permit: Option<OwnedSemaphorePermit>,
     deadline: Duration,
@@ -172,6 +198,7 @@ impl UnaryService<LookupRequest> for Get {
     fn call(&mut self, request: tonic::Request<LookupRequest>) -> Self::Future {
         let received = Instant::now();
         let (port, permit, deadline) = (Arc::clone(&self.port), self.permit.take(), self.deadline);
+        let outcome = Arc::clone(&self.outcome);
         Box::pin(async move {
             let answered = answer(&port, request.get_ref(), permit, received, deadline).await;
             let label = match &answered {
@@ -179,7 +206,7 @@ impl UnaryService<LookupRequest> for Get {
                 Ok(_) => "partial",
                 Err(rejection) => rejection.label(),
             };
-            port.count(Api::Grpc, label, received);
+            outcome.set(label).ok();
             answered
                 .map(|(response, _)| response)
                 .map_err(|it| it.status())
@@ -200,12 +227,13 @@ async fn answer(
     let request = BatchRequest::new(users, &request.dsp_ids, deadline)?;
     let result = port.read(&request, received, permit).await?;
     let mut response = EncodedUsers::default();
-    port.write(&request, &result, &mut response);
+    port.write(&request, &result, &mut response).await;
     let unavailable = LookupResponse {
         unavailable_dsps: result.unavailable().iter().map(|it| it.0).collect(),
         ..LookupResponse::default()
     };
     unavailable.encode_raw(&mut response.output);
+    // tonic copies the response into a buffer of its size.
     let permit = port.charge(response.output.len().max(ANSWER_BYTES_MIN))?;
     let is_complete = result.is_complete(&request);
     let mut response = tonic::Response::new(response);
@@ -247,11 +275,57 @@ fn deadline(headers: &HeaderMap) -> Duration {
     stated.map_or(DEADLINE_DEFAULT, in_time)
 }
 
-/// The body of an answer. It counts toward the limit of unread answers until HTTP/2 has taken it.
-struct AnswerBody {
-    body: tonic::body::Body,
+/// An answer that the client has not read. It counts toward the limit of unread answers.
+struct UnreadAnswer {
     _permit: Option<Arc<OwnedSemaphorePermit>>,
     _in_progress: InProgress,
+}
+
+/// The unread answers of a connection, and since when.
+#[derive(Default)]
+struct Unread(Mutex<Vec<(Instant, Weak<UnreadAnswer>)>>);
+
+impl Unread {
+    fn add(&self, answer: &Arc<UnreadAnswer>) {
+        let mut answers = self.0.lock();
+        if answers.len() >= UNREAD_MAX {
+            answers.retain(|(_, answer)| answer.strong_count() > 0);
+        }
+        answers.push((Instant::now(), Arc::downgrade(answer)));
+    }
+
+    /// Waits until an answer has been unread for too long.
+    async fn are_stalled(&self) {
+        loop {
+            sleep(UNREAD_TIME_MAX / 4).await;
+            let mut answers = self.0.lock();
+            answers.retain(|(_, answer)| answer.strong_count() > 0);
+            if answers
+                .iter()
+                .any(|(since, _)| since.elapsed() >= UNREAD_TIME_MAX)
+            {
+                return;
+            }
+        }
+    }
+}
+
+/// The body of an answer.
+struct AnswerBody {
+    body: tonic::body::Body,
+    answer: Arc<UnreadAnswer>,
+}
+
+/// A part of an answer. It counts as unread until HTTP/2 has sent it.
+struct AnswerData {
+    bytes: Bytes,
+    _answer: Arc<UnreadAnswer>,
+}
+
+impl AsRef<[u8]> for AnswerData {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Body for AnswerBody {
@@ -262,7 +336,16 @@ impl Body for AnswerBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let answer = &self.answer;
+        let counted = |bytes| {
+            let answer = Arc::clone(answer);
+            Bytes::from_owner(AnswerData {
+                bytes,
+                _answer: answer,
+            })
+        };
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(counted))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -29,8 +29,8 @@ const BATCH_PATH: &str = "/v1/lookup";
 /// Answers are written when they reach this size, before further requests are handled.
 const WRITE_BYTES: usize = 32 << 10;
 
-/// Size of a request from which it counts as several.
-const LARGE_REQUEST_BYTES: usize = 2 << 10;
+/// A request with its response counts as one for each of so many bytes.
+const REQUEST_BYTES: usize = 1 << 10;
 
 /// Usual maximum of the body for one user.
 const USER_BODY_BYTES: usize = 1 << 10;
@@ -97,12 +97,11 @@ impl Requests for Connection {
                 break;
             };
             context.activity.request();
-            // Large requests count as several, so that a busy connection yields to others.
-            requests += 1 + (received.consumed / LARGE_REQUEST_BYTES) as u64;
             consumed += received.consumed;
             let is_last = consumed == input.len();
             let close = received.close || (context.is_stopping && is_last);
             let is_head = received.is_head;
+            let (request_bytes, start) = (received.consumed, output.len());
             // Later requests of the same read have waited for the first one.
             let read_at = if output.is_empty() {
                 context.read_at
@@ -111,6 +110,9 @@ impl Requests for Connection {
             };
             self.respond(received.request, is_head, close, read_at, output)
                 .await;
+            // Large requests count as several, so that a busy connection yields to others.
+            let bytes = request_bytes + output.len() - start;
+            requests += 1 + (bytes / REQUEST_BYTES) as u64;
             if close {
                 next = Next::Close;
             } else if output.len() >= WRITE_BYTES || requests >= YIELD_REQUESTS_MAX {
@@ -205,7 +207,9 @@ impl Connection {
         let (mut host, mut authorization, mut is_known) = (None, None, true);
         for header in headers {
             if header.name.eq_ignore_ascii_case("host") {
-                is_known &= host.is_none();
+                if host.is_some() {
+                    return Err(Problem::new(port::INVALID, "more than one Host header"));
+                }
                 host = Some(header.value);
             } else if header.name.eq_ignore_ascii_case("authorization") {
                 authorization = authorization.or(Some(header.value));
@@ -263,7 +267,13 @@ impl Connection {
                     .map_err(|rejection| (user::refused(&rejection), rejection.label()))
             }
         };
-        let label = match outcome {
+        let charged = self.charge(output);
+        let refused = match (outcome, charged) {
+            (Ok(label), Ok(())) => Ok(label),
+            (Ok(_), Err(busy)) => Err((busy.problem().reply(), busy.label())),
+            (refused, _) => refused,
+        };
+        let label = match refused {
             Ok(label) => label,
             Err((reply, label)) => {
                 output.truncate(start);
@@ -294,20 +304,26 @@ impl Connection {
             false => b"{\"complete\":false,\"users\":[",
         };
         output.extend_from_slice(complete);
-        port.write(&request, &result, &mut JsonUsers::new(output));
+        port.write(&request, &result, &mut JsonUsers::new(output))
+            .await;
         output.extend_from_slice(b"],\"unavailable\":");
         put_numbers(output, result.unavailable().iter().map(|it| it.0));
         output.extend_from_slice(b"}\n");
         open.end(false, output);
-        if output.len() > SMALL_ANSWER_BYTES {
-            let mut permit = port.charge(output.capacity())?;
-            // That of earlier answers in the same buffer.
-            if let Some(unread) = self.unread.take() {
-                permit.merge(unread);
-            }
-            self.unread = Some(permit);
-        }
         Ok(if is_complete { "ok" } else { "partial" })
+    }
+
+    /// Counts the answers in the buffer as unread, if they are large.
+    fn charge(&mut self, output: &mut Vec<u8>) -> Result<(), Rejection> {
+        if output.len() > SMALL_ANSWER_BYTES {
+            if output.capacity() > 2 * WRITE_BYTES {
+                output.shrink_to_fit();
+            }
+            // That of earlier answers in the same buffer is part of the new one.
+            self.unread = None;
+            self.unread = Some(self.port.charge(output.capacity())?);
+        }
+        Ok(())
     }
 
     /// Begins a response with a body of JSON, whose length follows.

@@ -1,13 +1,13 @@
 //! The lookup port (`--lookup`): HTTP/1.1 and gRPC, with or without TLS.
 //!
 //! Everything that a client can make the port do is bounded. Up to 64 requests wait for the store or for the rest of their body; further
-//! ones are rejected at once, because waiting would cost a bidder more. Up to 64 MiB of large answers wait for their clients. Together
-//! with the buffers of its connections, this adds up to 96 MiB, besides the replies of MongoDB that are being read.
+//! ones are rejected at once, because waiting would cost a bidder more. Up to 64 MiB of large answers wait for their clients. The buffers
+//! of its connections need up to 32 MiB more, and MongoDB's replies are not counted while they are read.
 
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode, Uri};
-use proto::{limits::BUYER_UID_BYTES_MAX, units::DspId};
+use proto::units::DspId;
 use runtime::{
     caller, listen::Limits, problem::Problem, reload::Reloader, tls::server::Handshakes, token,
 };
@@ -17,11 +17,11 @@ use tokio::{
 };
 
 use super::{
-    Lookups, Selection,
+    Lookups, Selection, Tally,
     metrics::{Api, Metrics},
     request::{BatchRequest, Rejection},
 };
-use crate::store::LookupResult;
+use crate::store::{LookupResult, MATCH_BYTES_MAX};
 
 /// Limits of the port's connections.
 pub const LIMITS: Limits = Limits {
@@ -40,9 +40,6 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Answers up to this size wait in the buffer of their connection.
 pub(super) const SMALL_ANSWER_BYTES: usize = 16 << 10;
-
-/// Maximum bytes of a stored match in memory.
-const MATCH_BYTES_MAX: usize = BUYER_UID_BYTES_MAX + 32;
 
 /// The unit in which large answers are counted.
 const ANSWER_UNIT_BYTES: usize = 1 << 10;
@@ -154,7 +151,7 @@ impl LookupPort {
     }
 
     /// Reads the matches for a request, which was `received` at this time. `permit` is one of [`begin`](Self::begin), if the caller has
-    /// one.
+    /// one. Counts the pairs if nothing was read.
     ///
     /// # Errors
     /// When nothing was read.
@@ -164,48 +161,42 @@ impl LookupPort {
         received: Instant,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<BatchResult<'a>, Rejection> {
-        self.lookups.check_loaded()?;
         let mut charge = None;
-        let found = match self.lookups.in_memory(&request.users) {
-            Some(users) => LookupResult {
-                users,
-                ..LookupResult::default()
-            },
-            None => {
-                let permit = match permit {
-                    Some(permit) => permit,
-                    None => self.begin()?,
-                };
-                let pairs = request.users.len() * request.dsps.len();
-                charge = Some(self.charge(pairs * MATCH_BYTES_MAX)?);
-                let (dsps, deadline) = (Arc::clone(&request.dsps), received + request.deadline);
-                let lookups = &self.lookups;
-                let found = lookups
-                    .read(&request.users, Some(dsps), deadline, Some(permit))
-                    .await?;
-                let mut valid = request.users.iter().zip(&found.users);
-                let is_none_read =
-                    valid.all(|(user, found)| found.is_none() || user.valid().is_none());
-                let has_valid = request.users.iter().any(|user| user.valid().is_some());
-                if (has_valid && is_none_read) || found.unavailable.len() == request.dsps.len() {
-                    let why = found
-                        .why
-                        .unwrap_or_else(|| "no response by the deadline".to_owned());
-                    return Err(Rejection::Unavailable(why));
-                }
-                found
-            }
+        let begin = || {
+            let permit = permit.map_or_else(|| self.begin(), Ok)?;
+            let pairs = request.users.len() * request.dsps.len();
+            charge = Some(self.charge(pairs * MATCH_BYTES_MAX)?);
+            Ok(Some(permit))
         };
-        let selection = self.lookups.selection(Some(Arc::clone(&request.dsps)));
+        let (dsps, deadline) = (Some(Arc::clone(&request.dsps)), received + request.deadline);
+        let finding = self
+            .lookups
+            .find(&request.users, dsps.clone(), deadline, begin);
+        let found = finding.await.and_then(|found| {
+            if !is_anything_read(request, &found) {
+                let late = || "no response by the deadline".to_owned();
+                return Err(Rejection::Unavailable(found.why.unwrap_or_else(late)));
+            }
+            Ok(found)
+        });
+        let selection = self.lookups.selection(dsps);
+        if let Err(Rejection::Unavailable(_)) = &found {
+            let none = Tally {
+                found: vec![(0, 0); request.dsps.len()],
+                ..Tally::default()
+            };
+            self.metrics
+                .count_pairs(request, &none, &request.dsps, selection.now);
+        }
         Ok(BatchResult {
-            found,
+            found: found?,
             selection,
             _charge: charge,
         })
     }
 
     /// Writes the answer to a request, and counts its pairs.
-    pub(super) fn write(
+    pub(super) async fn write(
         &self,
         request: &BatchRequest<'_>,
         result: &BatchResult<'_>,
@@ -216,7 +207,8 @@ impl LookupPort {
         } = result;
         let tally = self
             .lookups
-            .write(&request.users, &found.users, selection, answer);
+            .write(&request.users, &found.users, selection, answer)
+            .await;
         self.metrics
             .count_pairs(request, &tally, result.unavailable(), selection.now);
     }
@@ -225,6 +217,14 @@ impl LookupPort {
     pub(super) fn count(&self, api: Api, outcome: &'static str, received: Instant) {
         self.metrics.count(api, outcome, received.elapsed());
     }
+}
+
+/// Whether the store answered for any valid user and any DSP.
+fn is_anything_read(request: &BatchRequest<'_>, found: &LookupResult) -> bool {
+    let mut users = request.users.iter().zip(&found.users);
+    let has_valid = request.users.iter().any(|user| user.valid().is_some());
+    found.unavailable.len() < request.dsps.len()
+        && (!has_valid || users.any(|(user, found)| found.is_some() && user.valid().is_some()))
 }
 
 impl BatchResult<'_> {

@@ -87,10 +87,14 @@ impl<'a> BatchRequest<'a> {
     /// # Errors
     /// A rejection, without any part of the body.
     pub(super) fn parse(body: &'a [u8]) -> Result<Self, Rejection> {
+        let expected = r#"expected {"users":["ID"],"dsps":[17],"deadline_ms":20}"#;
+        // serde would also accept an array of the values.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Rejection::Invalid(format!("not a JSON object; {expected}")));
+        }
         let body: Body<'_> = serde_json::from_slice(body).map_err(|error| {
             Rejection::Invalid(format!(
-                "invalid JSON, or an unknown, missing or mistyped field, at line {} column {}; expected \
-                 {{\"users\":[\"ID\"],\"dsps\":[17],\"deadline_ms\":20}}",
+                "invalid JSON, or an unknown, missing or mistyped field, at line {} column {}; {expected}",
                 error.line(),
                 error.column(),
             ))

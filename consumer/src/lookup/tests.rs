@@ -238,11 +238,12 @@ async fn degraded_answer_names_what_was_not_read() {
     let result = port.read(&request, Instant::now(), None).await.unwrap();
     assert!(!result.is_complete(&request));
     let mut json = Vec::new();
-    port.write(&request, &result, &mut JsonUsers::new(&mut json));
+    port.write(&request, &result, &mut JsonUsers::new(&mut json))
+        .await;
     let expected = r#"{"1":"x"},{},{"error":"invalid"},{"1":"x"}"#;
     assert_eq!(String::from_utf8(json).unwrap(), expected);
     let mut encoded = EncodedUsers::default();
-    port.write(&request, &result, &mut encoded);
+    port.write(&request, &result, &mut encoded).await;
     let message = LookupResponse::decode(&*encoded.output).unwrap();
     assert_eq!(message.encode_to_vec(), encoded.output);
     assert_eq!(message.users[0].matches[0].accepted_unix_micros, at);

@@ -68,25 +68,18 @@ pub(super) async fn answer(
 ) -> Result<StatusCode, Rejection> {
     let user_id = user_id_of_path(encoded)?;
     let dsps = dsps_of_query(query)?;
-    lookups.check_loaded()?;
     let users = [AskedUser::Valid(Cow::Borrowed(&*user_id))];
-    let found = match lookups.in_memory(&users) {
-        Some(users) => crate::store::LookupResult {
-            users,
-            ..Default::default()
-        },
-        None => {
-            let (permit, deadline) = (begin()?, Instant::now() + DEADLINE_MAX);
-            lookups.read(&users, dsps.clone(), deadline, permit).await?
-        }
-    };
+    let deadline = Instant::now() + DEADLINE_MAX;
+    let found = lookups.find(&users, dsps.clone(), deadline, begin).await?;
     let selection = lookups.selection(dsps);
     body.extend_from_slice(b"{\"user_id\":");
     put_string(body, user_id.as_bytes());
     body.extend_from_slice(b",\"buyer_uids\":");
     let start = body.len();
     let mut uids = JsonUsers::new(body);
-    let tally = lookups.write(&users, &found.users, &selection, &mut uids);
+    let tally = lookups
+        .write(&users, &found.users, &selection, &mut uids)
+        .await;
     let has_matches = body.len() > start + 2;
     if !has_matches && (tally.users == 0 || !found.unavailable.is_empty()) {
         let why = found

@@ -66,10 +66,10 @@ impl Why {
             let why = "invalid query; expected one DSP, as in dsp=17";
             return Err(Rejection::Invalid(why.to_owned()));
         };
-        self.lookups.check_loaded()?;
         let users = [AskedUser::Valid(user_id.clone())];
         let (dsps, deadline) = ([dsp_id].into(), Instant::now() + DEADLINE_MAX);
-        let found = self.lookups.read(&users, Some(dsps), deadline, None).await;
+        let finding = self.lookups.find(&users, Some(dsps), deadline, || Ok(None));
+        let found = finding.await;
         let mut explanation = Map::new();
         let cause = match &found {
             Ok(found) if found.unavailable.contains(&dsp_id) => found.why.clone(),

@@ -57,8 +57,8 @@ use tokio::{
 };
 
 use super::{
-    Cookies, Lookup, LookupQuery, LookupResult, Page, PageQuery, Receipt, Store, StoreError,
-    StoredMatch, StoredState, UserMatches, WriteOutcome,
+    Cookies, Lookup, LookupQuery, LookupResult, MATCH_BYTES_MAX, Page, PageQuery, Receipt, Store,
+    StoreError, StoredMatch, StoredState, UserMatches, WriteOutcome,
 };
 use crate::{
     batch::{Batch, BatchCookie},
@@ -280,12 +280,21 @@ impl Lookup for EmbeddedStore {
     async fn lookup(&self, query: LookupQuery) -> Result<LookupResult, StoreError> {
         let users = Arc::new(Mutex::new(vec![None; query.user_ids.len()]));
         let (found, deadline) = (Arc::clone(&users), query.deadline);
+        let bytes_max = query.dsps.as_ref().map(|it| it.len() * MATCH_BYTES_MAX);
         let reading = self.run(move |inner| {
             for (at, user_id) in query.user_ids.iter().enumerate() {
                 if Instant::now() >= query.deadline {
                     break;
                 }
-                let matches = inner.matches(user_id.as_bytes())?;
+                let mut matches = inner.matches(user_id.as_bytes())?;
+                if let Some(dsps) = &query.dsps
+                    && bytes_max < Some(matches.bytes())
+                {
+                    matches = matches
+                        .iter()
+                        .filter(|it| dsps.binary_search(&it.dsp_id).is_ok())
+                        .collect();
+                }
                 if let Some(place) = found.lock().get_mut(at) {
                     *place = Some(matches);
                 }

@@ -3,10 +3,16 @@
 
 use std::sync::Arc;
 
-use proto::units::{DspId, UnixMicros};
+use proto::{
+    limits::BUYER_UID_BYTES_MAX,
+    units::{DspId, UnixMicros},
+};
 
 /// Bytes of a match before its buyer uid.
 const HEAD_BYTES: usize = 14;
+
+/// Maximum bytes of a match.
+pub const MATCH_BYTES_MAX: usize = HEAD_BYTES + BUYER_UID_BYTES_MAX;
 
 /// The stored matches of one user, at most one per DSP. Clones share them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,9 +65,10 @@ impl<'a> FromIterator<StoredMatch<'a>> for UserMatches {
         {
             // Longer buyer uids and other bytes are rejected on arrival; only a foreign writer could store them.
             let text = String::from_utf8_lossy(buyer_uid);
-            let Ok(length) = u16::try_from(text.len()) else {
+            let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+            if usize::from(length) > BUYER_UID_BYTES_MAX {
                 continue;
-            };
+            }
             encoded.reserve(HEAD_BYTES + text.len());
             encoded.extend_from_slice(&dsp_id.0.to_le_bytes());
             encoded.extend_from_slice(&accepted.0.to_le_bytes());

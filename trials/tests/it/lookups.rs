@@ -1,5 +1,6 @@
 //! Tests of the lookup port with the real programs: HTTP, gRPC, tokens, and invalid requests.
 
+mod bounds;
 mod databases;
 
 use std::{fs, time::Duration};
