@@ -1,4 +1,4 @@
-//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
+//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, `/v1/status`, and the pages of each process.
 //!
 //! It is read-only, except for the log filter. It has no authentication, so
 //! every program on the machine has access. A web page in a browser on the machine may also send requests:
@@ -8,7 +8,11 @@
 //! - DNS rebinding would make the page same-origin. So a loopback port accepts only loopback host names. Ports on other
 //!   addresses do not check host names, because every client that reaches such a port has access.
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+pub mod status;
+
+use std::{
+    future::Future, net::SocketAddr, ops::RangeInclusive, pin::Pin, sync::Arc, time::Duration,
+};
 
 use super::{
     caller, http_server,
@@ -16,14 +20,23 @@ use super::{
     logging::{self, FILTER_BYTES_MAX, Filter},
     open_files,
     ready::{self, Component},
-    reply::{Reply, content, text},
+    reply::{Reply, content, json, text},
     services::Services,
+    settings,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use prometheus::{Encoder, TextEncoder};
-use tokio::time::timeout;
+use tokio::{
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use serde_json::{Value, json as object};
+
+use self::status::{History, Progress};
 
 /// Limits of the port, and of other ports for operators.
 pub const LIMITS: Limits = Limits {
@@ -52,6 +65,16 @@ const KEEP_PEAKS: &str = "keep-peaks";
 /// Path of the log filter.
 const LOG_FILTER: &str = "/log-filter";
 
+/// Prefix of the query of a filter that is restored by itself.
+const FOR: &str = "for=";
+
+/// How long such a filter may apply.
+const FILTER_TIMES: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
+/// Path of the status of the process.
+const STATUS: &str = "/v1/status";
+
 /// Timeout for receiving a filter, which fits in one packet.
 const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -59,6 +82,16 @@ const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 pub trait Pages: Send + Sync + 'static {
     /// The components whose readiness `/readyz` reports.
     fn components(&self) -> Vec<Component>;
+
+    /// Counters of cookies since the start of the process.
+    fn progress(&self) -> Progress {
+        Progress::default()
+    }
+
+    /// What the process adds to `/v1/status`: an object with its name, and facts that only this program has.
+    fn details(&self) -> Value {
+        object!({})
+    }
 
     /// The reason why only a restart helps, if so; `/healthz` then fails.
     fn needs_restart(&self) -> Option<String> {
@@ -90,7 +123,12 @@ impl Services {
             services: self.clone(),
             pages: Box::new(pages),
             requires_loopback_host: address.ip().is_loopback(),
+            history: Mutex::default(),
+            restoring: Mutex::default(),
         });
+        let recording = Arc::clone(&port).record();
+        let recording = self.stage.stop.clone().run_until_cancelled_owned(recording);
+        self.stage.tasks.spawn(recording);
         let handler = move |request| {
             let port = Arc::clone(&port);
             async move { port.serve(request).await }
@@ -110,6 +148,9 @@ struct Port {
     services: Services,
     pages: Box<dyn Pages>,
     requires_loopback_host: bool,
+    history: Mutex<History>,
+    /// Restores the log filter.
+    restoring: Mutex<Option<AbortHandle>>,
 }
 
 impl Port {
@@ -128,7 +169,7 @@ impl Port {
         let is_filter = request.uri().path() == LOG_FILTER;
         match *request.method() {
             Method::GET | Method::HEAD => {}
-            Method::PUT if is_filter => return put_log_filter(request.into_body()).await,
+            Method::PUT if is_filter => return self.put_log_filter(request).await,
             _ if is_filter => return method_not_allowed("GET, HEAD, PUT"),
             _ => return method_not_allowed("GET, HEAD"),
         }
@@ -140,11 +181,8 @@ impl Port {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
             },
-            "/readyz" => {
-                let mut components = self.pages.components();
-                components.push(self.services.config_reloads.component());
-                ready::reply(&components)
-            }
+            "/readyz" => ready::reply(self.components()),
+            STATUS => json(StatusCode::OK, &self.status()),
             LOG_FILTER => text(StatusCode::OK, format!("{}\n", logging::filter())),
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             _ => match self.pages.page(request.headers(), request.uri()).await {
@@ -152,6 +190,12 @@ impl Port {
                 None => text(StatusCode::NOT_FOUND, "not found\n"),
             },
         }
+    }
+
+    fn components(&self) -> Vec<Component> {
+        let mut components = self.pages.components();
+        components.push(self.services.config_reloads.component());
+        components
     }
 
     fn metrics(&self, ends_interval: bool) -> Reply {
@@ -169,41 +213,79 @@ impl Port {
     }
 }
 
-/// Replaces the log filter.
-async fn put_log_filter(body: Incoming) -> Reply {
-    let body = timeout(
-        FILTER_TIMEOUT,
-        Limited::new(body, FILTER_BYTES_MAX).collect(),
-    );
-    let filter = match body.await {
-        Err(_) => {
-            return text(
-                StatusCode::REQUEST_TIMEOUT,
-                "no complete filter within 10 s\n",
-            );
+impl Port {
+    /// Replaces the log filter, for the time in the query if there is one.
+    async fn put_log_filter(&self, request: Request<Incoming>) -> Reply {
+        let time = request.uri().query().map(|query| {
+            let time = query
+                .strip_prefix(FOR)
+                .ok_or("expected for=TIME".to_owned());
+            let parse = settings::time(FILTER_TIMES);
+            time.and_then(|time| parse(time).map_err(|error| error.to_string()))
+        });
+        let time = match time.transpose() {
+            Ok(time) => time,
+            Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+        };
+        let filter = match receive_filter(request.into_body()).await {
+            Ok(filter) => filter,
+            Err(reply) => return reply,
+        };
+        let log = || tracing::info!(%filter, ?time, "log filter changed through the admin port");
+        let mut restoring = self.restoring.lock();
+        if let Some(restoring) = restoring.take() {
+            restoring.abort();
         }
-        Ok(Err(_)) => {
-            let error =
-                format!("the filter is incomplete or longer than {FILTER_BYTES_MAX} bytes\n");
-            return text(StatusCode::PAYLOAD_TOO_LARGE, error);
+        match time {
+            None => shown_before_or_after(log, || logging::set_filter(&filter)),
+            Some(time) => {
+                shown_before_or_after(log, || logging::set_temporary_filter(&filter));
+                let restore = async move {
+                    sleep(time).await;
+                    let log = || tracing::info!("log filter restored");
+                    shown_before_or_after(log, || drop(logging::restore_filter()));
+                };
+                let stage = &self.services.stage;
+                let restore = stage.stop.clone().run_until_cancelled_owned(restore);
+                *restoring = Some(stage.tasks.spawn(restore).abort_handle());
+            }
         }
-        Ok(Ok(body)) => String::from_utf8_lossy(&body.to_bytes()).parse::<Filter>(),
-    };
-    let filter = match filter {
-        Ok(filter) => filter,
-        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
-    };
-    let log = || tracing::info!(%filter, "log filter changed through the admin port");
-    // The old or the new filter may hide the message.
+        text(StatusCode::OK, format!("{filter}\n"))
+    }
+}
+
+/// Logs a change of the filter before it, or after it if the old filter hides the message.
+fn shown_before_or_after(log: impl Fn(), change: impl FnOnce()) {
     let is_shown_before = tracing::enabled!(tracing::Level::INFO);
     if is_shown_before {
         log();
     }
-    logging::set_filter(&filter);
+    change();
     if !is_shown_before {
         log();
     }
-    text(StatusCode::OK, format!("{filter}\n"))
+}
+
+async fn receive_filter(body: Incoming) -> Result<Filter, Reply> {
+    let body = timeout(
+        FILTER_TIMEOUT,
+        Limited::new(body, FILTER_BYTES_MAX).collect(),
+    );
+    match body.await {
+        Err(_) => Err(text(
+            StatusCode::REQUEST_TIMEOUT,
+            "no complete filter within 10 s\n",
+        )),
+        Ok(Err(_)) => {
+            let error =
+                format!("the filter is incomplete or longer than {FILTER_BYTES_MAX} bytes\n");
+            Err(text(StatusCode::PAYLOAD_TOO_LARGE, error))
+        }
+        Ok(Ok(body)) => {
+            let filter = String::from_utf8_lossy(&body.to_bytes()).parse();
+            filter.map_err(|error: String| text(StatusCode::BAD_REQUEST, format!("{error}\n")))
+        }
+    }
 }
 
 fn method_not_allowed(allowed: &'static str) -> Reply {

@@ -20,8 +20,14 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
     handle: reload::Handle<EnvFilter, Registry>,
-    filter: Mutex<Filter>,
+    filters: Mutex<Filters>,
     lines: Lines,
+}
+
+struct Filters {
+    current: Filter,
+    /// The filter that the current one has replaced for some time.
+    replaced: Option<Filter>,
 }
 
 /// Maximum time to flush the log at exit.
@@ -137,10 +143,13 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     if let Err(error) = libraries {
         tracing::debug!(%error, "library messages are not logged: another logger is set");
     }
-    let filter = Mutex::new(filter.clone());
+    let filters = Mutex::new(Filters {
+        current: filter.clone(),
+        replaced: None,
+    });
     LOG.get_or_init(|| Log {
         handle,
-        filter,
+        filters,
         lines,
     });
     Ok(Flush(()))
@@ -153,16 +162,40 @@ pub fn dropped_lines() -> u64 {
 
 /// The current filter; `off` if logging is not initialized.
 pub fn filter() -> Filter {
-    let filter = LOG.get().map(|log| log.filter.lock().clone());
+    let filter = LOG.get().map(|log| log.filters.lock().current.clone());
     filter.unwrap_or_else(|| Filter("off".to_owned()))
 }
 
-/// Replaces the filter, if logging is initialized.
+/// Replaces the filter, if logging is initialized. A temporary filter is not restored any more.
 pub fn set_filter(filter: &Filter) {
     if let Some(log) = LOG.get() {
-        let mut current = log.filter.lock();
-        drop(log.handle.reload(filter.layer()));
-        current.clone_from(filter);
+        log.replace(&mut log.filters.lock(), filter.clone(), None);
+    }
+}
+
+/// Replaces the filter until [`restore_filter`], if logging is initialized.
+pub fn set_temporary_filter(filter: &Filter) {
+    if let Some(log) = LOG.get() {
+        let mut filters = log.filters.lock();
+        let replaced = filters.replaced.take();
+        let replaced = replaced.unwrap_or_else(|| filters.current.clone());
+        log.replace(&mut filters, filter.clone(), Some(replaced));
+    }
+}
+
+/// Restores the filter that a temporary one has replaced; returns it, or `None` if no temporary filter is active.
+pub fn restore_filter() -> Option<Filter> {
+    let log = LOG.get()?;
+    let mut filters = log.filters.lock();
+    let replaced = filters.replaced.take()?;
+    log.replace(&mut filters, replaced.clone(), None);
+    Some(replaced)
+}
+
+impl Log {
+    fn replace(&self, filters: &mut Filters, current: Filter, replaced: Option<Filter>) {
+        drop(self.handle.reload(current.layer()));
+        *filters = Filters { current, replaced };
     }
 }
 

@@ -19,22 +19,22 @@ pub struct Component {
 
 /// Why a process is not ready.
 #[derive(Serialize)]
-struct Reason<'a> {
+struct Reason {
     /// The name of the failing component.
     component: &'static str,
     /// The cause, in one line.
-    reason: &'a str,
+    reason: String,
 }
 
 /// The body of `/readyz`.
 #[derive(Serialize)]
-struct Readiness<'a> {
+pub(crate) struct Readiness {
     /// Whether every component is ready. Determines the status: 200 or 503.
     ready: bool,
     /// The components that are not ready.
-    reasons: Vec<Reason<'a>>,
+    reasons: Vec<Reason>,
     /// All components.
-    components: &'a [Component],
+    components: Vec<Component>,
 }
 
 impl Component {
@@ -60,18 +60,23 @@ pub fn drain(is_draining: bool) -> Component {
     Component::new("drain", drain)
 }
 
-/// The response of `/readyz` for a process with these components.
-pub(crate) fn reply(components: &[Component]) -> Reply {
+/// The readiness of a process with these components.
+pub(crate) fn readiness(components: Vec<Component>) -> Readiness {
     let failing = components.iter().filter(|component| !component.ready);
     let reasons = failing.map(|component| Reason {
         component: component.name,
-        reason: &component.state,
+        reason: component.state.clone(),
     });
-    let readiness = Readiness {
+    Readiness {
         ready: components.iter().all(|component| component.ready),
         reasons: reasons.collect(),
         components,
-    };
+    }
+}
+
+/// The response of `/readyz` for a process with these components.
+pub(crate) fn reply(components: Vec<Component>) -> Reply {
+    let readiness = readiness(components);
     let status = if readiness.ready {
         StatusCode::OK
     } else {
@@ -102,7 +107,7 @@ mod tests {
                 r#"{"ready":true,"reasons":[],"components":[{"component":"producers","ready":true,"state":"2 of 3 connected"}]}"#,
             ),
         ] {
-            let reply = reply(&components);
+            let reply = reply(components);
             assert_eq!(reply.status(), status);
             assert_eq!(reply.headers()["content-type"], "application/json");
             let body = reply.into_body().collect().await.unwrap().to_bytes();

@@ -216,6 +216,12 @@ impl<S: Source> Reloader<S> {
         self.detector.lock().error.clone()
     }
 
+    /// A number that differs between different contents of the files, in every process. It is of the newest contents, even if they are
+    /// rejected.
+    pub fn fingerprint(&self) -> u64 {
+        self.detector.lock().fingerprint
+    }
+
     /// Keeps the value up to date until `stop`, and calls `apply` with each new one. A blocked file system does not delay `stop`.
     pub fn watch(
         self: Arc<Self>,

@@ -22,7 +22,8 @@ const ADMIN_GRACE: Duration = Duration::from_millis(500);
 /// The services of a server; clones share them.
 #[derive(Debug, Clone)]
 pub struct Services {
-    process: &'static str,
+    pub(crate) process: &'static str,
+    pub(crate) started: Instant,
     /// All metrics.
     pub registry: Registry,
     /// Metrics of configuration reloads.
@@ -45,6 +46,7 @@ impl Services {
         register_process(registry, process)?;
         Ok(Self {
             process,
+            started: Instant::now(),
             registry: registry.clone(),
             config_reloads: live_config::Metrics::register(registry, process)?,
             files: reload::Metrics::register(registry, process, has_certificates)?,

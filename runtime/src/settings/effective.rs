@@ -91,6 +91,13 @@ impl EffectiveSettings {
         pairs.collect::<Vec<_>>().join(" ")
     }
 
+    /// The values of each setting, separated by commas and without secrets.
+    pub(super) fn values_by_key(&self) -> BTreeMap<String, String> {
+        let pairs = self.settings.iter();
+        let pairs = pairs.map(|it| (it.id.clone(), it.redacted_values().join(",")));
+        pairs.collect()
+    }
+
     /// Replaces one setting.
     pub(super) fn replace(&mut self, setting: &Setting) {
         for own in &mut self.settings {

@@ -4,7 +4,7 @@
 //! changed settings, which need a restart. An invalid file changes nothing. Its errors are logged once, and at each SIGHUP.
 //! Until the file is corrected, a metric and `/readyz` report it.
 
-use std::{ffi::OsString, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, sync::Arc};
 
 use metric_defs::MetricDef;
 use parking_lot::Mutex;
@@ -48,6 +48,8 @@ pub struct Metrics {
     waiting: IntGauge,
     /// The flags counted by `waiting`.
     needs_restart: Arc<Mutex<Vec<String>>>,
+    /// The active settings.
+    running: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Metrics {
@@ -80,6 +82,7 @@ impl Metrics {
             rejected,
             waiting: registry.add(waiting.of(process))?,
             needs_restart: Arc::default(),
+            running: Arc::default(),
         })
     }
 
@@ -94,6 +97,11 @@ impl Metrics {
             flags => format!("{state}; a restart is needed to apply {flags}"),
         };
         Component::new("settings", Ok(state))
+    }
+
+    /// The values of the active settings by key, without secrets; empty until the settings are watched.
+    pub fn running(&self) -> BTreeMap<String, String> {
+        self.running.lock().clone()
     }
 
     fn count(&self, outcome: &str) {
@@ -124,8 +132,12 @@ impl LiveConfig {
         stop: CancellationToken,
     ) {
         let failed = metrics.clone();
+        *metrics.running.lock() = self.running.values_by_key();
         let check = move |config: &mut Self, is_forced| {
             let event = config.check::<A>(is_forced, &apply);
+            if event != ReloadEvent::Unchanged {
+                *metrics.running.lock() = config.running.values_by_key();
+            }
             report(&event, &metrics);
         };
         // Fails on a panic, or on shutdown of the runtime.
