@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Uri};
 use runtime::{
-    admin,
+    admin::{self, status::Progress},
     connect::{Network, Tcp, credentials::is_loopback_host},
     listen::{self, Listener, Stage},
     metrics::Registry,
@@ -25,6 +25,7 @@ use runtime::{
     reply::Reply,
     services::Services,
 };
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -37,7 +38,8 @@ use crate::{
     copy::Copier,
     deletions::Deletions,
     health::Health,
-    lookup::{self, Lookups, why::Why},
+    ledger::Ledger,
+    lookup::{self, Lookups, stored_cookies::StoredCookies, why::Why},
     maintenance::{self, dsp_deletions},
     metrics::{Metrics, register_deletions, register_health, register_producers},
     node_reports::Reporter,
@@ -145,7 +147,7 @@ impl App {
             deletions: app.deletions.clone(),
             producers: producers.clone(),
         };
-        app.serve_lookups(&config, &registry, lookups.clone())?;
+        let stored = app.serve_lookups(&config, &registry, lookups.clone())?;
         let why = Why {
             lookups,
             listed: config.args.storage.dsps(),
@@ -169,6 +171,9 @@ impl App {
             },
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
+            name: config.args.producers.name.clone(),
+            ledger: metrics.subscription.ledger.clone(),
+            stored,
         };
         app.services.serve_admin(listener, pages)?;
         warn_about_plaintext_token(&config);
@@ -363,6 +368,9 @@ struct Pages {
     health: Arc<Health>,
     archive: recovery::Status,
     draining: CancellationToken,
+    name: String,
+    ledger: Ledger,
+    stored: StoredCookies,
 }
 
 impl admin::Pages for Pages {
@@ -373,6 +381,26 @@ impl admin::Pages for Pages {
         let archive = self.archive.describe();
         components.extend(archive.map(|state| Component::new("archive", state)));
         components
+    }
+
+    fn progress(&self) -> Progress {
+        let lost = self.why.lost_cookies() + self.why.uncertain_loss.get();
+        Progress {
+            cookies: self.ledger.counts().received,
+            lost,
+        }
+    }
+
+    fn details(&self) -> Value {
+        let snapshot = self.health.producers().snapshot();
+        let lags = snapshot.producers.values();
+        let lag: u64 = lags.filter_map(|it| it.lag_cookies).sum();
+        json!({
+            "name": self.name,
+            "lag_cookies": lag,
+            "not_durable_cookies": self.ledger.counts().waiting,
+            "stored_cookies": self.stored.counts(),
+        })
     }
 
     fn needs_restart(&self) -> Option<String> {

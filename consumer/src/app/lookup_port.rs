@@ -38,19 +38,19 @@ const BLOCKING_THREADS_MAX: usize = 16;
 const GRACE: Duration = Duration::from_millis(500);
 
 impl App {
-    /// Opens the lookup port, if there is one, and counts the stored cookies.
+    /// Opens the lookup port, if there is one, and counts the stored cookies; returns these counts.
     pub(super) fn serve_lookups(
         &self,
         config: &Config,
         registry: &Registry,
         lookups: Lookups,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<StoredCookies> {
         let services = &self.services;
         let Stage { tasks, stop, .. } = &services.stage;
         let security = &config.lookup_security;
         let metrics = Metrics::register(registry, &config.args.storage.dsps())?;
         let stored = StoredCookies::register(registry)?;
-        tasks.spawn(stored.run(Arc::clone(&lookups.store), stop.clone()));
+        tasks.spawn(stored.clone().run(Arc::clone(&lookups.store), stop.clone()));
         let connections = services.connections("lookup")?;
         let open = |files: &Arc<_>| {
             let counter = "lookup_tls_handshakes_total";
@@ -59,7 +59,7 @@ impl App {
         };
         let tls = security.tls.as_ref().map(open).transpose()?;
         let Some(address) = config.args.lookup.lookup else {
-            return Ok(());
+            return Ok(stored);
         };
         services.watch(security.tls.as_ref(), &services.stage);
         services.watch(security.tokens.as_ref(), &services.stage);
@@ -116,6 +116,6 @@ impl App {
         if !is_loopback && !has_tls {
             tracing::warn!(lookup = %address, "tokens and matches are unencrypted and can be read in transit (set --lookup-tls-cert)");
         }
-        Ok(())
+        Ok(stored)
     }
 }

@@ -38,6 +38,11 @@ impl StoredCookies {
         Ok(counts)
     }
 
+    /// The last count, by DSP.
+    pub fn counts(&self) -> Vec<(String, u64)> {
+        self.0.lock().clone()
+    }
+
     /// Counts the cookies every minute, until `stop` is cancelled. After an error, the last count stays.
     pub async fn run(self, store: Arc<dyn Lookup>, stop: CancellationToken) {
         let counting = async {

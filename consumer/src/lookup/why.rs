@@ -130,20 +130,30 @@ impl Why {
         self.listed.contains(&dsp_id) || self.lookups.store.dsps().contains(&dsp_id)
     }
 
+    /// Cookies that this node will not receive.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float cast saturates"
+    )]
+    pub fn lost_cookies(&self) -> u64 {
+        let lost = self.lost.collect();
+        let lost = lost.iter().flat_map(|family| family.get_metric());
+        let lost: f64 = lost.map(|metric| metric.get_counter().get_value()).sum();
+        lost as u64
+    }
+
     /// What narrows down the causes of a missing match.
     fn circumstances(&self) -> Value {
         let producers = &self.lookups.producers;
         let snapshot = producers.snapshot();
         let connected = snapshot.producers.iter().filter(|(_, it)| it.streams > 0);
-        let lost = self.lost.collect();
-        let lost = lost.iter().flat_map(|family| family.get_metric());
-        let lost: f64 = lost.map(|metric| metric.get_counter().get_value()).sum();
         let floor = self.lookups.deletions.floor();
         object!({
             "as_of": producers.complete_until().map(time),
             "producers_connected": connected.count(),
             "producers_known": snapshot.producers.len(),
-            "lost_total": lost,
+            "lost_total": self.lost_cookies(),
             "uncertain_loss_cookies_total": self.uncertain_loss.get(),
             "deletion_floor": (floor > UnixMicros::NONE).then(|| time(floor)),
             "causes": CAUSES,
