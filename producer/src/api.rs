@@ -17,6 +17,7 @@ mod bulk;
 pub mod cookies;
 mod deletions;
 mod idempotency;
+mod nodes;
 mod problem;
 mod receipts;
 pub mod tokens;
@@ -54,8 +55,8 @@ use self::{
     tokens::Client,
 };
 use crate::{
-    config::ApiLimits, dsps::Dsps, inlet::Inlet, metrics::counters, rate_limits::RateLimits,
-    streams::subscribers::Subscribers,
+    archive::NodeReports, config::ApiLimits, dsps::Dsps, inlet::Inlet, metrics::counters,
+    rate_limits::RateLimits, streams::subscribers::Subscribers,
 };
 
 /// Indices of the rate limits.
@@ -99,6 +100,8 @@ pub struct Parts {
     pub dsps: Dsps,
     /// The subscribers, which include all nodes.
     pub subscribers: Subscribers,
+    /// The reports of nodes that read the archive, if there are any.
+    pub node_reports: Option<NodeReports>,
     /// Cancelled when the producer drains.
     pub draining: CancellationToken,
     /// Limits of the API.
@@ -166,6 +169,7 @@ impl Api {
             respond(deletions::delete_one(api, path, headers, uri).await)
         };
         let receipt = async |api, path, headers| respond(receipts::show(api, path, headers).await);
+        let forget = async |api, path, headers| respond(nodes::forget(api, path, headers).await);
         Router::new()
             .route("/v1/cookies", post(cookies::add))
             .route("/v1/deletions", post(deletions::delete_many))
@@ -173,6 +177,7 @@ impl Api {
             .route("/v1/users/{user}/dsps/{dsp}", delete(delete_one))
             .route("/v1/dsps/{dsp}", delete(delete_one))
             .route("/v1/receipts/{receipt}", get(receipt))
+            .route("/v1/nodes/{node}", delete(forget))
             .route("/v1/openapi.json", get(openapi))
             .fallback(async || {
                 Problem::new(NOT_FOUND, "GET /v1/openapi.json lists all paths").reply()

@@ -184,6 +184,9 @@ impl App {
             inlet: app.inlet.clone(),
             archive: app.archive.clone(),
             refusals,
+            producer_id: parts.producer_id.clone(),
+            log: app.log.clone(),
+            subscribers: app.subscribers.clone(),
         };
         app.services.serve_admin(ports.admin, readiness)?;
         tracing::info!(
@@ -302,6 +305,7 @@ impl App {
             inlet: self.inlet.clone(),
             dsps: self.dsps.clone(),
             subscribers: self.subscribers.clone(),
+            node_reports: config.archive.node_reports.clone(),
             draining: self.draining.clone(),
             limits: config.api.limits,
             rows_per_second: api::ROWS_PER_SECOND,

@@ -292,6 +292,12 @@ impl Dsps {
         });
     }
 
+    /// A number of the contents of the contracts file, the same at each producer; `None` without a contracts file.
+    pub(crate) fn contracts_fingerprint(&self) -> Option<String> {
+        let file = self.shared.file.as_ref()?;
+        Some(format!("{:016x}", file.fingerprint()))
+    }
+
     /// One-line description of the contracts for `/readyz`; `None` without a contracts file.
     pub(crate) fn describe_contracts(&self) -> Option<String> {
         let error = self.shared.file.as_ref()?.error();

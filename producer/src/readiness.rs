@@ -1,17 +1,21 @@
-//! The producer's part of the admin port: readiness, by component, and the page of refusals.
+//! The producer's part of the admin port: readiness, by component, status, and the page of refusals.
 
-use std::{future, net::SocketAddr, pin::Pin, sync::Arc};
+use std::{collections::BTreeSet, future, net::SocketAddr, pin::Pin, sync::Arc};
 
 use http::{HeaderMap, Uri};
 use runtime::{
-    admin::Pages,
+    admin::{Pages, status::Progress},
     ready::{self, Component},
     reply::Reply,
 };
+use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{archive, dsps::Dsps, edge::refusals::Refusals, inlet::Inlet};
+use crate::{
+    archive, dsps::Dsps, edge::refusals::Refusals, inlet::Inlet, log::Log,
+    streams::subscribers::Subscribers,
+};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -30,6 +34,12 @@ pub struct Readiness {
     pub archive: archive::Status,
     /// The streams of rejected requests, which do not affect readiness.
     pub refusals: Arc<Refusals>,
+    /// The id of the producer.
+    pub producer_id: String,
+    /// The log.
+    pub log: Log,
+    /// The subscribers and nodes.
+    pub subscribers: Subscribers,
 }
 
 /// A port and the task that accepts its connections.
@@ -59,6 +69,31 @@ impl Pages for Readiness {
             .chain(limits)
             .chain(archive)
             .collect()
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            cookies: self.log.stats().appended,
+            lost: self.subscribers.lost(),
+        }
+    }
+
+    fn details(&self) -> Value {
+        let (stats, known) = (self.log.stats(), self.dsps.known());
+        let dsps = known.contracts().listed().map(|(dsp, _)| dsp);
+        let nodes = self.subscribers.nodes(&self.log);
+        let max = |key: &str| nodes.iter().filter_map(|it| it[key].as_u64()).max();
+        json!({
+            "name": self.producer_id,
+            "lag_cookies": max("lag_cookies"),
+            "not_durable_cookies": max("not_durable_cookies"),
+            "log_bytes": stats.bytes,
+            "log_bytes_max": stats.bytes_max,
+            "log_seconds": stats.retained.as_secs_f64(),
+            "contracts": self.dsps.contracts_fingerprint(),
+            "dsps": dsps.collect::<BTreeSet<_>>(),
+            "nodes": nodes,
+        })
     }
 
     fn page<'a>(
@@ -111,6 +146,9 @@ mod tests {
             inlet: crate::inlet::tests::without_limits(),
             archive: archive::Status::default(),
             refusals: Arc::default(),
+            producer_id: "p".to_owned(),
+            log: crate::inlet::tests::without_limits().log().clone(),
+            subscribers: Subscribers::new(std::time::Duration::ZERO, 1),
         };
         let failing = || {
             let components = readiness

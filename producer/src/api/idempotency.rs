@@ -12,7 +12,7 @@ use runtime::reply::{Reply, content};
 
 use super::{
     Api,
-    problem::{IN_PROGRESS, INVALID, Problem},
+    problem::{CONFLICT, INVALID, Problem},
 };
 
 /// Time for which a response is kept.
@@ -93,7 +93,7 @@ impl Key {
         let first = match requests.iter().find(|it| it.key == key) {
             Some(KeyedRequest { response: None, .. }) => {
                 let detail = "a request with this Idempotency-Key is in progress";
-                return Err(Problem::new(IN_PROGRESS, detail).retry_after(1));
+                return Err(Problem::new(CONFLICT, detail).retry_after(1));
             }
             Some(first) => first.response.clone(),
             None => {

@@ -11,18 +11,18 @@ runtime::problem_kinds! {
     FORBIDDEN FORBIDDEN
     NOT_FOUND NOT_FOUND
     METHOD METHOD_NOT_ALLOWED
-    IN_PROGRESS CONFLICT
+    CONFLICT CONFLICT
     SLOW REQUEST_TIMEOUT
     TOO_LARGE PAYLOAD_TOO_LARGE
     MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE
     WRONG_PRODUCER MISDIRECTED_REQUEST
     OTHER_BODY UNPROCESSABLE_ENTITY
     TOO_MANY TOO_MANY_REQUESTS
-    DRAINING SERVICE_UNAVAILABLE
+    UNAVAILABLE SERVICE_UNAVAILABLE
 }
 
 pub(super) fn draining() -> Problem {
-    Problem::new(DRAINING, "this producer is shutting down: use another").retry_after(1)
+    Problem::new(UNAVAILABLE, "this producer is shutting down: use another").retry_after(1)
 }
 
 /// The response of a handler.

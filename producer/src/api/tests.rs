@@ -59,6 +59,7 @@ fn api_with(rows_per_second: usize, limits: Option<&str>) -> Api {
         },
         dsps: Dsps::register(&registry, None, Arc::default()).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
+        node_reports: None,
         draining: CancellationToken::new(),
         limits: ApiLimits {
             deletion_confirmations: 0,
@@ -82,12 +83,13 @@ async fn openapi_file_has_exactly_the_routes() {
     let api = api();
     let document: Value = serde_json::from_str(OPENAPI).unwrap();
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 7);
+    assert_eq!(paths.len(), 8);
     for (path, methods) in paths {
         let path = path
             .replace("{user}", "u")
             .replace("{dsp}", "17")
-            .replace("{receipt}", "r");
+            .replace("{receipt}", "r")
+            .replace("{node}", "n");
         for method in [Method::GET, Method::POST, Method::DELETE, Method::PUT] {
             let is_listed = methods.get(method.as_str().to_ascii_lowercase()).is_some();
             let status = status(&api, method.clone(), &path).await;

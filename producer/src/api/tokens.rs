@@ -4,6 +4,7 @@
 //! # NAME     TOKEN                    DSPS     PERMISSIONS
 //! partner    nKq3mB0xT5r8vYw1z4A7     17,42    write
 //! privacy    w9Zc2Lx6Hd4Jf8Ps1Qv0     *        delete
+//! operator   e7Rb5Tn2Ya9Km4Uc6Gx3     *        nodes
 //! ```
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -31,13 +32,16 @@ pub(super) const WRITE: &str = "write";
 /// Permission to delete, and to read receipts.
 pub(super) const DELETE: &str = "delete";
 
+/// Permission to forget nodes, for which receipts of all clients then no longer wait.
+pub(super) const NODES: &str = "nodes";
+
 /// The client of a port without tokens, which is on loopback.
 pub(super) fn local() -> Arc<Client> {
     Arc::new(Client {
         name: String::new(),
         permissions: Permissions {
             dsps: None,
-            names: [WRITE, DELETE].into(),
+            names: [WRITE, DELETE, NODES].into(),
         },
     })
 }
@@ -61,7 +65,11 @@ impl token::Permissions for Permissions {
         let name = |text: &str| match text {
             WRITE => Ok(WRITE),
             DELETE => Ok(DELETE),
-            _ => Err("unknown permission; expected write, delete or write,delete".to_owned()),
+            NODES => Ok(NODES),
+            _ => Err(
+                "unknown permission; expected write, delete or nodes, separated by commas"
+                    .to_owned(),
+            ),
         };
         Ok(Self {
             dsps: match words[0] {

@@ -32,6 +32,11 @@ pub enum NodeReports {}
 
 impl NodeReports {
     /// Never called.
+    pub async fn remove(&self, _name: &str) -> Result<(), ArchiveError> {
+        match *self {}
+    }
+
+    /// Never called.
     pub async fn run(self, _intake: ReportIntake) {
         match self {}
     }

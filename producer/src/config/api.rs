@@ -22,7 +22,7 @@ pub(super) struct ApiArgs {
 
     /// File with the API's tokens, one per line: NAME TOKEN DSPS PERMISSIONS. If set, every request must carry a token
     ///
-    /// DSPS is a comma-separated list of DSP ids, or `*` for all; PERMISSIONS is `write`, `delete` or `write,delete`.
+    /// DSPS is a comma-separated list of DSP ids, or `*` for all; PERMISSIONS is a comma-separated list of `write`, `delete` and `nodes`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 

@@ -11,6 +11,7 @@
 mod account;
 mod confirmations;
 mod lease;
+mod nodes;
 mod reports;
 mod retention;
 mod snapshot;
@@ -33,6 +34,7 @@ pub use self::{
     account::Totals,
     confirmations::Confirmed,
     lease::Lease,
+    nodes::Forgotten,
     reports::{Report, ReportedPosition, ReportingNodes},
     snapshot::Snapshot,
 };

@@ -158,3 +158,45 @@ async fn names_of_nodes_are_only_for_a_token_of_all_dsps() {
         );
     }
 }
+
+#[tokio::test]
+async fn receipt_does_not_wait_for_a_forgotten_node() {
+    let api = api();
+    let subscribers = &api.inner.parts.subscribers;
+    let [gone, _here] = ["gone", "here"].map(|name| join(&api, name));
+    for name in ["gone", "here"] {
+        let confirmed = subscribers.confirm(name, HERE, Sequence(0), Sequence(0));
+        confirmed.unwrap();
+    }
+    let forget = async |name| {
+        let request = Request::delete(format!("/v1/nodes/{name}"));
+        send(&api, request.body(Body::empty()).unwrap()).await
+    };
+    let (alive, problem) = forget("gone").await;
+    assert_eq!(alive, StatusCode::CONFLICT);
+    assert_eq!(problem["producer"], "p");
+    drop(gone);
+    status(&api, Method::DELETE, "/v1/users/u").await;
+    let confirmed = subscribers.confirm("here", HERE, Sequence(1), Sequence(1));
+    confirmed.unwrap();
+    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
+    assert_eq!(receipt["done"], false);
+    let nodes = || {
+        let nodes = subscribers.nodes(api.inner.parts.inlet.log());
+        nodes
+            .iter()
+            .map(|it| it["node"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(nodes(), ["gone", "here"]);
+
+    for was_known in [true, false] {
+        let (forgotten, body) = forget("gone").await;
+        assert_eq!(forgotten, StatusCode::OK);
+        let expected = json!({"producer": "p", "node": "gone", "was_known": was_known});
+        assert_eq!(body, expected);
+    }
+    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
+    assert_eq!(receipt["done"], true);
+    assert_eq!(nodes(), ["here"]);
+}

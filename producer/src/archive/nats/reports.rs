@@ -9,7 +9,7 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use proto::{
-    archive::{NODES_PREFIX, node_name},
+    archive::{NODES_PREFIX, node_name, node_subject},
     limits::{CLOCK_AHEAD_MICROS_MAX, CURSORS_MAX, REQUEST_BYTES_MAX},
     units::{Sequence, UnixMicros},
     v1::NodePosition,
@@ -48,6 +48,18 @@ pub struct NodeReports {
 impl NodeReports {
     pub(super) fn new(url: StreamUrl) -> Self {
         Self { url }
+    }
+
+    /// Removes the last report of a node, so that no producer counts it after a restart.
+    ///
+    /// # Errors
+    /// If the stream is unavailable, or its server does not permit this.
+    pub async fn remove(&self, name: &str) -> Result<(), ArchiveError> {
+        let connection = self.url.connect("producer").await?;
+        let what = format!("cannot remove a report from stream {}", self.url.name);
+        let purge = connection.stream.purge().filter(node_subject(name));
+        connection.request(&what, purge.into_future()).await?;
+        Ok(())
     }
 
     /// Reads reports until the future is dropped.

@@ -78,6 +78,13 @@ pub struct Totals {
     pub streams: u64,
 }
 
+impl Totals {
+    /// All lost cookies.
+    pub fn lost(&self) -> u64 {
+        self.lost_lag_limit + self.lost_evicted
+    }
+}
+
 /// The records that were sent to a subscriber.
 #[derive(Debug, Clone)]
 pub(super) struct Received {

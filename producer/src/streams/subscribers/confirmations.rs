@@ -177,6 +177,18 @@ impl Confirmations {
         nodes.map(|(name, node)| (name.as_str(), node.received.clone()))
     }
 
+    /// All nodes: name, time since it was last seen, and last durable position.
+    pub(super) fn nodes(&self, now: Instant) -> impl Iterator<Item = (&str, Duration, Sequence)> {
+        let absent = move |node: &Node| now.saturating_duration_since(node.seen);
+        let nodes = self.nodes.iter();
+        nodes.map(move |(name, node)| (name.as_str(), absent(node), node.durable))
+    }
+
+    /// Removes a node; returns whether it was known.
+    pub(super) fn forget(&mut self, name: &str) -> bool {
+        self.nodes.remove(name).is_some()
+    }
+
     /// The node with this name. A new node has `received` these records.
     fn node(&mut self, name: &str, received: Received) -> &mut Node {
         if !self.nodes.contains_key(name) {
