@@ -21,7 +21,7 @@ RUN mkdir /state
 
 # The base image contains /etc/passwd, time zones (for `consumer --time-zone`) and CA certificates, but no programs.
 FROM gcr.io/distroless/static-debian12:nonroot
-COPY --from=build /out/producer /out/consumer /out/limiter /out/revalidator /out/bench /usr/local/bin/
+COPY --from=build /out/producer /out/consumer /out/cookiesync /out/limiter /out/revalidator /out/bench /usr/local/bin/
 # Default directory of dead letters, the embedded store and the limiter's state, and a place for `producer --state`.
 COPY --from=build --chown=65532:65532 /state /var/lib/cookiesync
 WORKDIR /var/lib/cookiesync
@@ -29,7 +29,7 @@ USER 65532:65532
 STOPSIGNAL SIGTERM
 # The program itself is the health check, because the image has no shell or curl. Set `--admin` with PRODUCER_ADMIN,
 # CONSUMER_ADMIN, LIMITER_ADMIN or REVALIDATOR_ADMIN, because the check reads only the environment. Use --no-healthcheck with
-# `bench` and with --init.
+# `bench`, `cookiesync` and with --init.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/proc/1/exe", "--probe"]
 # producer: sync requests, gRPC, admin; consumer: admin; limiter and revalidator: API, admin. Without `--admin 0.0.0.0:…`, the admin
 # ports are on loopback. Without `--listen` and `--token-file`, the API is on loopback.

@@ -48,6 +48,7 @@ const FEATURES: &str = "producer/archive,consumer/archive";
 pub(crate) struct Programs {
     pub(crate) producer: PathBuf,
     pub(crate) consumer: PathBuf,
+    pub(crate) cookiesync: PathBuf,
 }
 
 /// The programs under test and `bench`, found or built once per test process.
@@ -55,9 +56,14 @@ async fn programs_with_bench() -> Result<&'static (Programs, PathBuf)> {
     static PROGRAMS: OnceLock<Result<(Programs, PathBuf)>> = OnceLock::new();
     tokio::task::spawn_blocking(|| {
         let found = PROGRAMS.get_or_init(|| {
-            let names = ["producer", "consumer", "bench"];
-            let [producer, consumer, bench] = find_with(names, FEATURES)?;
-            Ok((Programs { producer, consumer }, bench))
+            let names = ["producer", "consumer", "cookiesync", "bench"];
+            let [producer, consumer, cookiesync, bench] = find_with(names, FEATURES)?;
+            let programs = Programs {
+                producer,
+                consumer,
+                cookiesync,
+            };
+            Ok((programs, bench))
         });
         found.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     })

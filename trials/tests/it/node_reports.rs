@@ -15,7 +15,7 @@ use testkit::nats;
 
 use crate::{
     archive::{context, create_stream, stream_config, wait_archived},
-    deletions::{delete, receipt, start_producer, wait_done},
+    deletions::{call, delete, receipt, start_producer, wait_done},
     harness::{Consumer, DRAIN_TIMEOUT, TIMEOUT, embedded, wait_logged, wait_until},
 };
 
@@ -31,7 +31,7 @@ authorization {
       publish: [
         "cookies.>", "$JS.API.STREAM.INFO.COOKIES",
         "$JS.API.STREAM.INFO.COOKIES_NODES", "$JS.API.CONSUMER.CREATE.COOKIES_NODES",
-        "$JS.API.CONSUMER.MSG.NEXT.COOKIES_NODES.>"
+        "$JS.API.CONSUMER.MSG.NEXT.COOKIES_NODES.>", "$JS.API.STREAM.PURGE.COOKIES_NODES"
       ], subscribe: ["_INBOX.>"]
     } }
     { user: node, password: node, permissions: {
@@ -141,6 +141,48 @@ async fn receipt_is_complete_when_a_node_reports_and_not_when_anyone_else_does()
     let metrics = producer.metrics().await?;
     let verified = [("report", "verified")];
     ensure!(metrics.count("producer_archive_nodes", &verified) == 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn forgotten_node_stays_forgotten_after_a_restart_of_the_producer() -> Result<()> {
+    let dir = TempDir::new()?;
+    let nats = nats::start_with(dir.path(), ACCOUNTS).await?;
+    let url = |user: &str| format!("nats://{user}@{}", nats.address);
+    let admin = url("admin:admin");
+    create_stream(&admin, stream_config()).await?;
+    create_stream(&admin, nodes_config()?).await?;
+    let tokens = dir.path().join("tokens");
+    fs::write(&tokens, TOKEN)?;
+    let tokens = tokens.display().to_string();
+    let archive = format!("{}/COOKIES", url("producer:producer"));
+    let reports = ["--archive", &archive, "--node-reports", "COOKIES_NODES"];
+    // A node whose last report is older can be forgotten.
+    let retention = ["--token-file", &tokens, "--subscriber-retention", "2s"];
+    let confirmations = ["--deletion-confirmations", "0"];
+    let flags = [&reports[..], &retention, &confirmations].concat();
+    let (mut producer, api) = start_producer(&dir, &flags).await?;
+
+    let deletion = delete(&api, "/v1/users/alice").await?;
+    report(&admin, "gone", &deletion, TOKEN).await?;
+    wait_done(&api, &deletion).await?;
+    wait_until(TIMEOUT, "the node is forgotten", async || {
+        let forgotten = call(&api, "DELETE /v1/nodes/gone HTTP/1.1", "").await?;
+        ensure!([200, 409].contains(&forgotten.0), "{forgotten:?}");
+        Ok(forgotten.0 == 200)
+    })
+    .await?;
+
+    producer.process.drain(DRAIN_TIMEOUT).await?;
+    producer.process.restart()?;
+    producer.wait_ready().await?;
+    let later = delete(&api, "/v1/users/bob").await?;
+    // Read after all earlier reports.
+    report(&admin, "here", &later, TOKEN).await?;
+    wait_done(&api, &later).await?;
+    let nodes = &receipt(&api, &later["receipt"]).await?["nodes"];
+    let expected = json!({"confirmed": 1, "pending": 0, "unknown": 0});
+    ensure!(*nodes == expected, "{nodes}");
     Ok(())
 }
 

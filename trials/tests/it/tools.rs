@@ -3,6 +3,7 @@
 
 mod admin;
 mod brokers;
+mod cluster_tool;
 mod config_reload;
 mod demo;
 mod documented;

@@ -179,6 +179,64 @@ fn configuration_page_is_up_to_date() -> Result<()> {
     Ok(())
 }
 
+/// A list of the commands, and one of the flags of all commands that have a value.
+fn tool_lists() -> String {
+    let mut command = cookiesync::Cli::definition();
+    command.build();
+    let mut text = String::from("### Commands\n\n");
+    let commands = command
+        .get_subcommands()
+        .filter(|it| it.get_name() != "help");
+    for command in commands {
+        let own = command.get_arguments().filter(|it| !it.is_global_set());
+        let own = own.filter(|it| it.get_id() != "help").map(|argument| {
+            let names = argument.get_value_names().unwrap_or_default().join(" ");
+            let default = argument.get_default_values();
+            let default = default
+                .iter()
+                .map(|it| format!(" (default: {})", it.display()));
+            match argument.get_long() {
+                Some(flag) => format!(" `--{flag} {names}`{}", default.collect::<String>()),
+                None => format!(" `{names}`"),
+            }
+        });
+        let arguments: String = own.collect();
+        let about = command.get_long_about().or(command.get_about());
+        let about = about.map(|it| it.to_string().replace("\n\n", ". "));
+        let about = about.unwrap_or_default();
+        let about = about.split_whitespace().collect::<Vec<_>>().join(" ");
+        let name = command.get_name();
+        text.push_str(&format!(
+            "- `{name}`{arguments}: {}.\n",
+            about.trim_end_matches('.')
+        ));
+    }
+    text.push_str("\n### Flags of all commands\n\n");
+    let flags = command.get_arguments().filter(|it| it.is_global_set());
+    for argument in flags.filter(|it| it.get_id() != "json") {
+        row(&mut text, argument, false);
+    }
+    text
+}
+
+/// `UPDATE_DOCS=1` rewrites the page.
+#[test]
+fn page_of_the_cluster_tool_is_up_to_date() -> Result<()> {
+    let path = Path::new(PAGE).with_file_name("cookiesync.md");
+    let page = fs::read_to_string(&path)?;
+    let generated = with_tables(&page, "commands and flags", &tool_lists())?;
+    if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
+        fs::write(&path, generated)?;
+        return Ok(());
+    }
+    ensure!(
+        page == generated,
+        "{} is outdated: run this test with UPDATE_DOCS=1",
+        path.display()
+    );
+    Ok(())
+}
+
 /// Collects the sources in a directory.
 fn sources(dir: &Path, text: &mut String) -> Result<()> {
     for entry in fs::read_dir(dir)? {
@@ -235,6 +293,7 @@ fn documented_flags_exist() -> Result<()> {
         "consumer/src",
         "limits/limiter/src",
         "revalidator/src",
+        "cookiesync/src",
     ];
     let text = sources_in(&[&dirs[..], &["bench/src", "trials/src", "demo/src"]].concat())?;
     let foreign: Vec<_> = FOREIGN_FLAGS.split_whitespace().collect();

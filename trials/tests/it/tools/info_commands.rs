@@ -124,7 +124,7 @@ async fn probe_reports_the_readiness_of_the_configured_process() -> Result<()> {
 #[tokio::test]
 async fn program_generates_completions_and_manual_pages() -> Result<()> {
     let programs = programs().await?;
-    for program in [&programs.producer, &programs.consumer] {
+    for program in [&programs.producer, &programs.consumer, &programs.cookiesync] {
         for (shell, part) in [
             ("bash", "complete -F"),
             ("zsh", "#compdef"),
