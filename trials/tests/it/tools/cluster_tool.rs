@@ -16,6 +16,7 @@ use testkit::{admin, programs::free_address};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
+    task::JoinSet,
 };
 
 use crate::{
@@ -293,6 +294,7 @@ async fn status_of_103_processes_names_the_dead_ones_and_shows_the_others() -> R
     let dir = TempDir::new()?;
     let served = Arc::new(AtomicUsize::new(0));
     let mut lists = [Vec::new(), Vec::new()];
+    let mut serving = JoinSet::new();
     for at in 0..ALIVE {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let is_producer = at < 3;
@@ -308,7 +310,7 @@ async fn status_of_103_processes_names_the_dead_ones_and_shows_the_others() -> R
             _ => {}
         }
         lists[usize::from(!is_producer)].push(format!("http://{}", listener.local_addr()?));
-        tokio::spawn(serve(listener, status, Arc::clone(&served)));
+        serving.spawn(serve(listener, status, Arc::clone(&served)));
     }
     // Two refuse connections, and one accepts them but never responds.
     for _ in 0..2 {
