@@ -38,6 +38,7 @@ const graph = (parent, title) => {
     values.push(value || 0);
     if (values.length > GRAPH_SECONDS) values.shift();
     const max = Math.max(...values);
+    picture.style.visibility = max > 0 ? "" : "hidden";
     const from = GRAPH_SECONDS - values.length;
     const points = values.map((value, at) => `${from + at} ${(29 - (max > 0 ? value / max : 0) * 28).toFixed(1)}`);
     line.setAttribute("d", "M" + points.join("L"));
@@ -46,7 +47,7 @@ const graph = (parent, title) => {
   };
 };
 
-const card = (parent, { title, headline: [value, show], notes, graph: hasGraph, bar }) => {
+const card = (parent, { title, headline: [value, show, mark], notes, graph: hasGraph, bar }) => {
   const section = make(parent, "section", "card");
   make(section, "h2", "", title);
   const headline = make(section, "div", "headline", EMPTY);
@@ -56,6 +57,7 @@ const card = (parent, { title, headline: [value, show], notes, graph: hasGraph, 
   return (view) => {
     const found = value(view, {});
     setText(headline, show(found));
+    if (mark) setClass(section, "card " + mark(found));
     if (bar) progress.value = bar[0](view, {}) / bar[1](view, {}) || 0;
     for (const [line, text, value, show] of lines) setText(line, `${text} ${show(value(view, {}))}`);
     if (draw) draw(found, show);
@@ -97,7 +99,9 @@ const cell = (view, row, [heading, value, show, mark, hasGraph]) => {
   return { heading, text: show(found), mark: mark ? mark(found) : "", hasGraph, found, show };
 };
 
-const ROWS_MAX = 200;
+// Rows with bad values come first, up to RANKED_MAX; ROWS_SHOWN of them until the button is pressed.
+const [RANKED_MAX, ROWS_SHOWN] = [500, 10];
+const badCells = ({ cells }) => cells.filter(({ mark }) => mark.endsWith("bad")).length;
 const rowKeys = (view, { of, by }) => {
   const keys = new Map();
   for (const { labels } of view.now.series.get(of) || []) {
@@ -118,22 +122,37 @@ const table = (parent, { title, by, of, hideZero, columns, items, none }) => {
   }
   const fill = tableRows(make(element, "tbody"));
   const message = make(section, "p", "none");
-  return (view) => {
+  const tools = make(section, "p", "tools");
+  const filter = make(tools, "input");
+  const all = make(tools, "button");
+  filter.placeholder = "filter";
+  filter.setAttribute("aria-label", "filter of " + title);
+  all.type = "button";
+  tools.hidden = true;
+  let [isAll, last] = [false, null];
+  const draw = (view) => {
+    last = view;
     if (items) {
       fill(items.map((item) => ({ key: item[0], name: item[0], cells: [cell(view, {}, ["", ...item.slice(1)])] })));
       return;
     }
     let keys = rowKeys(view, { of, by });
     if (hideZero) keys = keys.filter(([, row]) => now(of)(view, row) > 0);
-    const shown = keys.slice(0, ROWS_MAX);
-    fill(shown.map(([key, row]) => {
+    section.hidden = keys.length === 0 && !none;
+    tools.hidden = keys.length <= ROWS_SHOWN;
+    keys = keys.filter(([key]) => tools.hidden || key.includes(filter.value));
+    const rows = keys.slice(0, RANKED_MAX).map(([key, row]) => {
       const [name, more] = by.map((label) => row[label]);
       return { key, name, more, cells: columns.map((column) => cell(view, row, column)) };
-    }));
-    const hidden = keys.length - shown.length;
-    setText(message, keys.length ? hidden ? hidden + " more not shown." : "" : none || "None.");
-    section.hidden = keys.length === 0 && !none;
+    });
+    rows.sort((a, b) => badCells(b) - badCells(a));
+    fill(isAll ? rows : rows.slice(0, ROWS_SHOWN));
+    setText(all, isAll ? "ten" : "all " + keys.length);
+    setText(message, keys.length ? isAll && keys.length > RANKED_MAX ? keys.length - RANKED_MAX + " more not shown." : "" : none || "None.");
   };
+  filter.addEventListener("input", () => draw(last));
+  all.addEventListener("click", () => { isAll = !isAll; draw(last); });
+  return draw;
 };
 
 const build = (process) => {
@@ -152,12 +171,13 @@ const build = (process) => {
   };
 };
 
-const head = (process, { series, ready, date }) => {
-  const info = series.get(process + "_build_info")[0].labels;
+const head = (process, { series, status, ready, date }) => {
   const { ready: isReady, reasons } = ready;
-  document.title = `${process} · ${location.host}`;
-  setText(el("name"), process);
-  setText(el("version"), `${info.version} at ${location.host}`);
+  const name = status.name || location.host;
+  document.title = `${name} · ${process}`;
+  setText(el("name"), name);
+  const store = status.settings.store ? ` · ${status.settings.store}` : "";
+  setText(el("version"), `${process} ${status.version} (${status.commit.slice(0, 8)}) at ${location.host}${store}`);
   const [started] = series.get("process_start_time_seconds") || [];
   setText(el("uptime"), started ? "up " + time(Math.max(1, Math.floor(date / 1000 - started.value))) : "");
   el("uptime").title = "as of " + new Date(date).toLocaleTimeString();
@@ -173,10 +193,11 @@ const samples = [];
 let show = null;
 const poll = async () => {
   // Only scrapes end the intervals of peak metrics.
-  const [metrics, readiness] = await Promise.all([request("metrics?keep-peaks"), request("readyz")]);
+  const [metrics, state] = await Promise.all([request("metrics?keep-peaks"), request("v1/status")]);
+  const status = await state.json();
   const sample = {
     at: performance.now() / 1000, date: Date.parse(metrics.headers.get("date")) || Date.now(),
-    series: parse(await metrics.text()), ready: await readiness.json(),
+    series: parse(await metrics.text()), status, ready: status.readiness,
   };
   samples.push(sample);
   if (samples.length > SAMPLES) samples.shift();
@@ -186,21 +207,28 @@ const poll = async () => {
   show({ now: sample, before: samples[Math.max(0, samples.length - 2)], past: samples[0] });
 };
 
-let lastResponse = 0;
+const SILENCE_MAX_MS = 2500;
+let [lastResponse, lastDate] = [performance.now(), null];
 const run = async () => {
   const started = performance.now();
   try {
     await poll();
-    lastResponse = performance.now();
+    [lastResponse, lastDate] = [performance.now(), new Date()];
     setText(el("link"), "live");
-    document.body.classList.remove("stale");
   } catch (error) {
-    setText(el("link"), lastResponse ? "no response for " + time(Math.floor((performance.now() - lastResponse) / 1000)) : "no response");
     el("link").title = String(error);
-    document.body.classList.add("stale");
   }
   setTimeout(run, Math.max(100, 1000 - (performance.now() - started)));
 };
+// A request can also hang.
+setInterval(() => {
+  const isSilent = performance.now() - lastResponse > SILENCE_MAX_MS;
+  document.body.classList.toggle("stale", isSilent);
+  if (!isSilent) return;
+  setText(el("link"), "");
+  setText(el("ready"), lastDate ? "no response since " + lastDate.toTimeString().slice(0, 8) : "no response");
+  setClass(el("ready"), "mark bad");
+}, 250);
 run();
 
 const uids = tableRows(el("uids"));

@@ -1,5 +1,5 @@
 "use strict";
-// The status page of every process. It reads /metrics and /readyz every second and shows the contents listed in PROGRAMS. Rates
+// The status page of every process. It reads /metrics and /v1/status every second and shows the contents listed in PROGRAMS. Rates
 // cover the last second, and quantiles the last ten seconds. Graphs begin when the page is opened. Untrusted text is only put
 // into text nodes.
 
@@ -47,6 +47,8 @@ const yesNo = known((n) => n ? "yes" : "no");
 const badIfAny = (n) => n > 0 ? "bad" : "";
 const goodOrBad = (n) => "mark " + (n ? "good" : "bad");
 
+const LOST = { title: "Lost in the last hour", headline: [(view) => view.now.status.lost_last_hour, integer, badIfAny] };
+
 // Values: functions of `view` (the samples of now, one second ago and ten seconds ago) and the labels of a row.
 
 const series = (sample, name, labels) => (sample.series.get(name) || [])
@@ -91,7 +93,7 @@ const quantile = (name, q) => (view, row) => {
 
 // Contents of each program's page.
 //
-// A card has a value, `headline: [value, format]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
+// A card has a value, `headline: [value, format, mark]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
 // A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark, graph]`. A table
 // with `items` has a row per item, `[text, value, format, mark]`.
 
@@ -99,6 +101,8 @@ const subscriberState = (view, row) => {
   if (!now("producer_subscriber_connected")(view, row)) return "disconnected";
   return now("producer_subscriber_lag_seconds")(view, row) > 1 ? "lagging" : "connected";
 };
+const ofNode = (key) => ({ now: { status } }, { subscriber, call }) =>
+  call === "subscribe" ? (status.nodes.find(({ node }) => node === subscriber) || {})[key] : null;
 const STATE_MARKS = { connected: "mark good", lagging: "mark mind", disconnected: "mark bad" };
 const JOB_MARKS = { active: "mark good", suspended: "mark mind", cancelled: "mark bad" };
 const connections = (process, ports) => ({
@@ -120,6 +124,7 @@ const ACCEPTED = { outcome: "accepted" };
 const PROGRAMS = {
   producer: {
     cards: [
+      { ...LOST, notes: [["of present subscribers", now("producer_subscriber_lost_cookies_total"), short]] },
       { title: "Accepted", headline: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: true,
         notes: [["total", now("producer_edge_requests_total", ACCEPTED), short]] },
       { title: "Not recorded", headline: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
@@ -138,12 +143,13 @@ const PROGRAMS = {
         ["state", subscriberState, plain, (state) => STATE_MARKS[state]],
         ["lag", now("producer_subscriber_lag_seconds"), time],
         ["lag (cookies)", now("producer_subscriber_lag_cookies"), short],
+        ["not durable", ofNode("not_durable_cookies"), short],
+        ["for", ofNode("not_durable_seconds"), time, (s) => s > 5 ? "bad" : ""],
         ["durable up to", now("producer_subscriber_durable_sequence"), integer],
         ["delivered", now("producer_subscriber_delivered_cookies_total"), short],
         ["rate", perSecond("producer_subscriber_delivered_cookies_total"), rate],
         ["lost", now("producer_subscriber_lost_cookies_total"), short, badIfAny],
         ["in flight", now("producer_subscriber_in_flight_bytes"), bytes],
-        ["streams", now("producer_subscriber_streams_total"), integer],
         ["disconnects", now("producer_subscriber_disconnects_total"), integer, badIfAny],
       ] },
       { title: "DSP limits", by: ["limit"], of: "producer_limits_accepted_cookies_total", columns: [
@@ -179,6 +185,7 @@ const PROGRAMS = {
   },
   consumer: {
     cards: [
+      { ...LOST, notes: [["since the start", now("consumer_lost_total"), short], ["in crashes, at most", now("consumer_uncertain_loss_cookies_total"), short]] },
       { title: "Received", headline: [perSecond("consumer_received_total"), rate], graph: true,
         notes: [["total", now("consumer_received_total"), short], ["buffered", now("consumer_buffer_bytes"), bytes]] },
       { title: "Written", headline: [perSecond("consumer_written_total"), rate], graph: true,
@@ -193,7 +200,7 @@ const PROGRAMS = {
     tables: [
       { title: "Producers", by: ["producer"], of: "consumer_producer_connected", none: "No producers yet.", columns: [
         ["connected", now("consumer_producer_connected"), yesNo, goodOrBad],
-        ["lag (cookies)", now("consumer_producer_lag_cookies"), short],
+        ["lag (cookies)", (view, row) => now("consumer_producer_connected")(view, row) ? now("consumer_producer_lag_cookies")(view, row) : null, short],
         ["cursor", now("consumer_cursor_sequence"), integer],
         ["clock skew", now("consumer_clock_skew_seconds"), known((s) => s < 0 ? "-" + time(-s) : time(s))],
       ] },
@@ -241,8 +248,8 @@ const PROGRAMS = {
   },
   limiter: {
     cards: [
-      { title: "Decisions", headline: [perSecond("limiter_decisions_total"), rate], graph: true,
-        notes: [["refused", perSecond("limiter_decisions_total", { outcome: "refused" }), rate]] },
+      { title: "Requests", headline: [perSecond("limiter_requests_total"), rate], graph: true,
+        notes: [["decisions refused", perSecond("limiter_decisions_total", { outcome: "refused" }), rate]] },
       { title: "Request latency", headline: [quantile("limiter_request_seconds", 0.5), time],
         notes: [["p99", quantile("limiter_request_seconds", 0.99), time]] },
       { title: "Waiting reservations", headline: [now("limiter_waiting"), integer] },

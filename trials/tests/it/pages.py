@@ -1,16 +1,19 @@
 """Checks the status pages of a producer and a consumer in a real Chromium, through its DevTools protocol.
 
-usage: pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID DIR
+usage: pages.py CHROMIUM PRODUCER CONSUMER CONSUMER-NAME CONSUMER-PID HOSTILE-NAME KNOWN-USER BUYER-UID DIR
 
 Writes screenshots of both pages to DIR, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
 with 1 if a check fails. A page must not write to the console, send a request to another port, be wider than the screen, shift
-its layout when it updates, or insert a name as HTML. It must look up a user, and show the durable position of the consumer.
+its layout when it updates, or insert a name as HTML. It must look up a user, show the durable position of the consumer, and turn red
+while the consumer is stopped.
 Needs only the standard library.
 """
 
 import base64
 import json
+import os
 import re
+import signal
 import sys
 import urllib.request
 from urllib.parse import urlsplit
@@ -81,7 +84,23 @@ def check_durable(page, consumer):
     return []
 
 
-def check(page, pages, hostile, user, uid, directory):
+def check_silence(page, name, process_id, directory):
+    """A page whose process does not respond says so in red, and recovers."""
+    if (title := page.run("document.title")) != f"{name} · consumer":
+        return [f"the title is {title}"]
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        page.wait("document.getElementById('ready').textContent.startsWith('no response since ')")
+        page.screenshot(f"{directory}/consumer-stopped.png")
+        colors = page.run("['header', '#ready'].map((it) => getComputedStyle(document.querySelector(it)).color)")
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    page.wait("!document.body.classList.contains('stale') && document.getElementById('ready').textContent === 'ready'")
+    normal = page.run("getComputedStyle(document.querySelector('header')).color")
+    return [] if colors[0] == colors[1] != normal else [f"the header is {colors[0]}, normally {normal}"]
+
+
+def check(page, pages, name, process_id, hostile, user, uid, directory):
     errors = []
     for process, address in pages.items():
         for width in (400, 1280):
@@ -112,13 +131,14 @@ def check(page, pages, hostile, user, uid, directory):
     page.run(f"document.getElementById('user').value = {json.dumps(user)}; document.querySelector('form button').click()")
     page.wait(f"document.getElementById('uids').textContent.includes({json.dumps(uid)})")
     page.screenshot(f"{directory}/consumer-lookup.png")
+    errors += check_silence(page, name, process_id, directory)
     return errors + violations(page, pages.values())
 
 
 def main():
-    chromium, producer, consumer, hostile, user, uid, directory = sys.argv[1:]
+    chromium, producer, consumer, name, process_id, *more = sys.argv[1:]
     with browser(chromium) as port:
-        errors = check(StatusPage(port), {"producer": producer, "consumer": consumer}, hostile, user, uid, directory)
+        errors = check(StatusPage(port), {"producer": producer, "consumer": consumer}, name, int(process_id), *more)
     print("\n".join(errors) or "no errors")
     sys.exit(1 if errors else 0)
 

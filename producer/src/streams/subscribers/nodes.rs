@@ -22,19 +22,23 @@ pub enum Forgotten {
 }
 
 impl Subscribers {
-    /// The subscribers with `Subscribe` streams, and the nodes that had some, by name and up to [`LISTED_MAX`]: for the JSON of the
+    /// The subscribers with `Subscribe` streams, and the nodes that had some, by name and up to 8,192: for the JSON of the
     /// status. Without a retained stream, a node has no lag.
     pub fn nodes(&self, log: &Log) -> Vec<Value> {
         let (now, snapshots, next) = (Instant::now(), self.snapshot(), log.span().next);
         let ages = log.ages(snapshots.iter().map(|it| it.position));
         let mut nodes = BTreeMap::new();
-        for (name, absent, durable) in self.confirmations().nodes(now) {
-            let not_durable = next.since(durable.next());
+        let confirmations = self.confirmations();
+        let confirmed: Vec<_> = confirmations.nodes(now).collect();
+        let durable_ages = log.ages(confirmed.iter().map(|(_, _, durable)| durable.next()));
+        for ((name, absent, durable), age) in confirmed.into_iter().zip(durable_ages) {
             let node = json!({
-                "node": name, "connected": false, "absent_seconds": absent.as_secs(), "not_durable_cookies": not_durable,
+                "node": name, "connected": false, "absent_seconds": absent.as_secs(),
+                "not_durable_cookies": next.since(durable.next()), "not_durable_seconds": age.as_secs(),
             });
             nodes.insert(name.to_owned(), node);
         }
+        drop(confirmations);
         let nodes_with_state = snapshots.into_iter().zip(ages);
         for (it, age) in nodes_with_state.filter(|(it, _)| it.call == Call::Subscribe) {
             let node = nodes.entry(it.name.clone()).or_insert_with(|| json!({}));

@@ -1,12 +1,14 @@
 //! Test of the status pages in a real browser.
 
 use anyhow::{Result, bail};
+use bench::load;
 use tempfile::TempDir;
 use testkit::programs::target_dir;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     browser,
-    harness::{Consumer, Producer, accept_all, embedded, numbered_cookie},
+    harness::{Consumer, Producer, embedded, numbered_cookie},
     stream_client::{Subscription, from_newest},
 };
 
@@ -23,8 +25,8 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
-    let consumer =
-        Consumer::start(&dir, "node-1.exchange.example", &[&producer], &store, &[]).await?;
+    let name = "node-1.exchange.example";
+    let consumer = Consumer::start(&dir, name, &[&producer], &store, &[]).await?;
     let hostile = Subscription::open(&producer.grpc, from_newest(HOSTILE)).await?;
     drop(Subscription::open(&producer.grpc, from_newest("node-2.exchange.example")).await?);
     producer.accept_numbers(1..=10).await?;
@@ -36,15 +38,20 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
     let arguments = [
         &*producer.admin,
         &consumer.admin,
+        name,
+        &consumer.process.id().to_string(),
         HOSTILE,
         &user,
         &buyer,
         &screenshots,
     ];
     let plan = producer.ordered_load(1, 1_000, 300_000)?;
+    let stop = CancellationToken::new();
+    // The threads of the load outlive its future.
+    let _stop = stop.clone().drop_guard();
     let text = tokio::select! {
         text = browser::run("pages.py", &chromium, &arguments) => text?,
-        accepted = accept_all(&plan) => bail!("the load ended first: {}", accepted?.report().summary()),
+        accepted = load::run(&plan, &stop) => bail!("the load ended first: {}", accepted?.report().summary()),
     };
     drop(hostile);
     println!("{text}Screenshots are in {screenshots}.");
