@@ -121,6 +121,8 @@ const counterTable = (title, name, by, heading) => ({
 const log = (process) => [["log lines dropped", now(`${process}_log_lines_dropped_total`), integer, badIfAny]];
 
 const ACCEPTED = { outcome: "accepted" };
+const PAIRS = "consumer_lookup_pairs_total";
+const unread = (value) => value(PAIRS, { outcome: "unavailable" });
 const PROGRAMS = {
   producer: {
     cards: [
@@ -223,6 +225,12 @@ const PROGRAMS = {
       counterTable("Failed cookies by reason", "consumer_failed_total", "reason", "cookies"),
       counterTable("Lost cookies by reason", "consumer_lost_total", "reason", "cookies"),
       counterTable("Producer restarts by loss", "consumer_producer_restarts_total", "loss", "restarts"),
+      { title: "Match rates", by: ["dsp"], of: PAIRS, hideZero: true, columns: [
+        ["match rate", ratio(perSecond(PAIRS, { outcome: "hit" }), minus(perSecond(PAIRS), unread(perSecond))), percent],
+        ["since the start", ratio(now(PAIRS, { outcome: "hit" }), minus(now(PAIRS), unread(now))), percent],
+        ["pairs", perSecond(PAIRS), rate],
+        ["not read", unread(now), short, badIfAny],
+      ] },
       { title: "Failing DSPs", by: ["dsp"], of: "consumer_dsp_failing", hideZero: true, columns: [["failing", now("consumer_dsp_failing"), yesNo, badIfAny]] },
       { title: "Maintenance", items: [
         ["owned by this consumer", now("consumer_maintenance_owner"), yesNo],
