@@ -145,8 +145,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn drain_ends_within_its_timeout() {
-        let dir = TempDir::new().unwrap();
         for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
+            // A directory each, because the previous store may still be closing.
+            let dir = TempDir::new().unwrap();
             let config = config(&dir, drain_timeout);
             let max = config.args.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
