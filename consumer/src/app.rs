@@ -147,7 +147,14 @@ impl App {
             deletions: app.deletions.clone(),
             producers: producers.clone(),
         };
-        let stored = app.serve_lookups(&config, &registry, lookups.clone())?;
+        let stored = StoredCookies::register(&registry)?;
+        let Stage { tasks, stop, .. } = &app.services.stage;
+        tasks.spawn(
+            stored
+                .clone()
+                .run(Arc::clone(&app.store.lookup), stop.clone()),
+        );
+        app.serve_lookups(&config, &registry, lookups.clone())?;
         let why = Why {
             lookups,
             listed: config.args.storage.dsps(),

@@ -16,6 +16,7 @@
 //! A cookie costs one comparison while there are no deletions, otherwise three hashes and lookups.
 
 mod copied;
+mod reader;
 mod request;
 
 use std::{
@@ -29,12 +30,13 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use proto::{
     limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS},
     units::{DspId, UnixMicros},
     wire::{Record, Scope},
 };
+pub use reader::Reader;
 pub use request::{Arriving, Request};
 use tokio::sync::watch;
 
@@ -87,13 +89,6 @@ pub struct StoredDeletion {
 #[derive(Debug, Clone)]
 pub struct Deletions {
     shared: Arc<Shared>,
-}
-
-/// The locked table.
-#[derive(Debug)]
-pub struct Reader<'a> {
-    deletions: &'a Deletions,
-    table: MutexGuard<'a, Table>,
 }
 
 #[derive(Debug)]
@@ -442,28 +437,6 @@ impl Deletions {
         hasher.write_u32(dsp_id.0);
         hasher.write(user_id);
         hasher.finish()
-    }
-}
-
-impl Reader<'_> {
-    /// As [`Deletions::deleted_until`].
-    pub fn deleted_until(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
-        let oldest = self.table.queued.get(&dsp_id).copied().flatten();
-        let floor = oldest.map(|_| self.table.floor);
-        let job = self.table.jobs.get(&dsp_id).map(|(until, _)| *until);
-        let removed = floor.max(job).unwrap_or_default();
-        removed.max(self.latest(user_id, dsp_id))
-    }
-
-    /// The times of the deletions of the pair, the user, and the DSP.
-    pub fn of_scopes(&self, user_id: &[u8], dsp_id: DspId) -> [Option<UnixMicros>; 3] {
-        let hashes = self.deletions.hashes(user_id, dsp_id);
-        hashes.map(|hash| self.table.until.get(&hash).copied())
-    }
-
-    fn latest(&self, user_id: &[u8], dsp_id: DspId) -> UnixMicros {
-        let times = self.of_scopes(user_id, dsp_id).into_iter().flatten();
-        times.max().unwrap_or_default()
     }
 }
 

@@ -29,12 +29,11 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use prometheus::{Encoder, TextEncoder};
+use serde_json::{Value, json as object};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-
-use serde_json::{Value, json as object};
 
 use self::status::{History, Progress};
 

@@ -23,7 +23,6 @@ use crate::{
         Lookups,
         metrics::Metrics,
         port::{LIMITS, LookupPort},
-        stored_cookies::StoredCookies,
     },
 };
 
@@ -38,19 +37,17 @@ const BLOCKING_THREADS_MAX: usize = 16;
 const GRACE: Duration = Duration::from_millis(500);
 
 impl App {
-    /// Opens the lookup port, if there is one, and counts the stored cookies; returns these counts.
+    /// Opens the lookup port, if there is one.
     pub(super) fn serve_lookups(
         &self,
         config: &Config,
         registry: &Registry,
         lookups: Lookups,
-    ) -> anyhow::Result<StoredCookies> {
+    ) -> anyhow::Result<()> {
         let services = &self.services;
         let Stage { tasks, stop, .. } = &services.stage;
         let security = &config.lookup_security;
         let metrics = Metrics::register(registry, &config.args.storage.dsps())?;
-        let stored = StoredCookies::register(registry)?;
-        tasks.spawn(stored.clone().run(Arc::clone(&lookups.store), stop.clone()));
         let connections = services.connections("lookup")?;
         let open = |files: &Arc<_>| {
             let counter = "lookup_tls_handshakes_total";
@@ -59,7 +56,7 @@ impl App {
         };
         let tls = security.tls.as_ref().map(open).transpose()?;
         let Some(address) = config.args.lookup.lookup else {
-            return Ok(stored);
+            return Ok(());
         };
         services.watch(security.tls.as_ref(), &services.stage);
         services.watch(security.tokens.as_ref(), &services.stage);
@@ -116,6 +113,6 @@ impl App {
         if !is_loopback && !has_tls {
             tracing::warn!(lookup = %address, "tokens and matches are unencrypted and can be read in transit (set --lookup-tls-cert)");
         }
-        Ok(stored)
+        Ok(())
     }
 }

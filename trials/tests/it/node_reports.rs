@@ -11,7 +11,7 @@ use proto::{
 use runtime_nats::report;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::nats;
+use testkit::{nats, programs::ServerProcess};
 
 use crate::{
     archive::{context, create_stream, stream_config, wait_archived},
@@ -144,17 +144,23 @@ async fn receipt_is_complete_when_a_node_reports_and_not_when_anyone_else_does()
     Ok(())
 }
 
-#[tokio::test]
-async fn forgotten_node_stays_forgotten_after_a_restart_of_the_producer() -> Result<()> {
-    let dir = TempDir::new()?;
+/// Starts a server with both streams. Returns it, and the file with the token.
+async fn start(dir: &TempDir) -> Result<(ServerProcess, String)> {
     let nats = nats::start_with(dir.path(), ACCOUNTS).await?;
-    let url = |user: &str| format!("nats://{user}@{}", nats.address);
-    let admin = url("admin:admin");
+    let admin = format!("nats://admin:admin@{}", nats.address);
     create_stream(&admin, stream_config()).await?;
     create_stream(&admin, nodes_config()?).await?;
     let tokens = dir.path().join("tokens");
     fs::write(&tokens, TOKEN)?;
-    let tokens = tokens.display().to_string();
+    Ok((nats, tokens.display().to_string()))
+}
+
+#[tokio::test]
+async fn forgotten_node_stays_forgotten_after_a_restart_of_the_producer() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (nats, tokens) = start(&dir).await?;
+    let url = |user: &str| format!("nats://{user}@{}", nats.address);
+    let admin = url("admin:admin");
     let archive = format!("{}/COOKIES", url("producer:producer"));
     let reports = ["--archive", &archive, "--node-reports", "COOKIES_NODES"];
     // A node whose last report is older can be forgotten.
@@ -189,14 +195,8 @@ async fn forgotten_node_stays_forgotten_after_a_restart_of_the_producer() -> Res
 #[tokio::test]
 async fn node_that_reads_the_archive_completes_a_receipt_by_its_report() -> Result<()> {
     let dir = TempDir::new()?;
-    let nats = nats::start_with(dir.path(), ACCOUNTS).await?;
+    let (nats, tokens) = start(&dir).await?;
     let url = |user: &str| format!("nats://{user}@{}", nats.address);
-    let admin = url("admin:admin");
-    create_stream(&admin, stream_config()).await?;
-    create_stream(&admin, nodes_config()?).await?;
-    let tokens = dir.path().join("tokens");
-    fs::write(&tokens, TOKEN)?;
-    let tokens = tokens.display().to_string();
     let common = ["--token-file", &tokens, "--node-reports", "COOKIES_NODES"];
     let archive = format!("{}/COOKIES", url("producer:producer"));
     let flags = [&common[..], &["--archive", &archive]].concat();

@@ -58,9 +58,8 @@ fn random_key(first: &[u8], last: &[u8], bytes: &[u8]) -> Vec<u8> {
     let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
     let mut key = first[..common].to_vec();
     if let (Some(from), Some(to)) = (first.get(common), last.get(common)) {
-        let next: Vec<_> = { bytes.iter() }
-            .filter(|it| (from..=to).contains(it))
-            .collect();
+        let next = bytes.iter().filter(|it| (from..=to).contains(it));
+        let next: Vec<_> = next.collect();
         key.extend(fastrand::choice(next));
         key.extend((0..8).filter_map(|_| fastrand::choice(bytes)));
     }

@@ -22,7 +22,7 @@ use super::{super::Upkeep as _, *};
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
 use crate::lookup::tests::lookups;
-use crate::store::{Expiry, SweepProgress};
+use crate::store::{Expiry, Lookup as _, SweepProgress};
 
 /// A TTL of a day. A producer's report shortens it to a minute for all DSPs except one.
 fn ttls() -> Ttls {
