@@ -7,6 +7,12 @@ metrics! {
         "Sync requests by outcome."
     PRIVACY counter "producer_privacy_total" by ["outcome"]
         "Decisions of the privacy check on valid sync requests, by outcome. Matches are refused only in mode `enforce`."
+    PLAN_REQUESTS counter "producer_plan_requests_total" by ["outcome"]
+        "Requests for a sync plan, by outcome: planned (with DSPs), empty (without), uid_minted, uid_missing, opted_out, privacy, invalid, forbidden_origin, or too_large."
+    PLAN_DSPS counter "producer_plan_dsps_total" by ["dsp", "outcome"]
+        "DSPs that sync plans considered: offered, or left out, with the reason."
+    PLAN_RETURNS counter "producer_plan_returns_total" by ["dsp", "outcome"]
+        "Requests to /setuid with `p=1`, with which browsers return from the DSP of a plan, by outcome. Anyone can send them."
     EDGE_REQUEST_SECONDS histogram "producer_edge_request_seconds" in REQUEST_SECONDS
         "Time from reading a sync request to producing its response."
     DSP_COOKIES counter "producer_dsp_cookies_total" by ["dsp", "outcome"]

@@ -8,11 +8,11 @@ use producer::{
     contracts::{
         file,
         privacy::{Config, Outcome, RefuseWhen},
-        redirect::Template,
+        redirect::{REDIRECT_MACROS, Template, Values},
     },
     edge::query::{Query, Scratch},
 };
-use proto::{units::DspId, wire::CookieRef};
+use proto::units::DspId;
 
 /// Requests per call of a measured function.
 const ITEMS: usize = 10_000;
@@ -51,22 +51,21 @@ fn check(bencher: Bencher<'_, '_>, keys: &str) {
 fn redirect(bencher: Bencher<'_, '_>) {
     let url =
         "https://sync.example/done?u={UID}&x={DSP_UID}&gdpr={GDPR}&gdpr_consent={GDPR_CONSENT}";
-    let template = Template::parse(url).expect("a valid URL");
+    let template = Template::parse(url, REDIRECT_MACROS).expect("a valid URL");
     let query = format!("d=17&b=x&gdpr=1&gdpr_consent={}", "CQabc".repeat(60));
     let requests = buyer_uids();
     let mut output = Vec::new();
     bencher.counter(ItemsCount::new(ITEMS)).bench_local(|| {
-        for (dsp_id, uid) in &requests {
+        for (_, uid) in &requests {
             output.clear();
-            let cookie = CookieRef {
-                user_id: "0123456789abcdef0123",
-                dsp_id: DspId(*dsp_id),
-                buyer_uid: uid,
-                age_micros: 0,
-            };
             let mut scratch = Scratch::default();
-            let signals = Query::parse(&query, &mut scratch).signals;
-            black_box(template.render(&cookie, &signals, &mut output));
+            let values = Values {
+                user_id: "0123456789abcdef0123",
+                buyer_uid: uid,
+                return_url: "",
+                signals: Query::parse(&query, &mut scratch).signals,
+            };
+            black_box(template.render(&values, &mut output));
         }
     });
 }

@@ -14,6 +14,7 @@ use runtime::{
 };
 use tokio::{
     net::TcpListener,
+    sync::Semaphore,
     task::{AbortHandle, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
@@ -26,7 +27,7 @@ use crate::{
     config::Config,
     contracts::Contracts,
     dsps::Dsps,
-    edge::{self, Edge, mint::UidMode, opt_out::OptOut},
+    edge::{self, Edge, cookie_sync::LARGE_ANSWERS_MAX, mint::UidMode, opt_out::OptOut},
     epoch_history::{self, EpochHistory},
     inlet::{self, Inlet},
     log::{self, Log},
@@ -260,6 +261,7 @@ impl App {
             metrics: edge::Metrics::register(&registry, file, contracts)?,
             rejection_log: edge::rejection_log(),
             refusals: Arc::default(),
+            large_answers: Arc::new(Semaphore::new(LARGE_ANSWERS_MAX)),
             draining: draining.clone(),
         };
         let app = Self {

@@ -10,6 +10,7 @@ mod plan;
 pub mod privacy;
 pub mod redirect;
 pub mod rejection;
+pub mod sync;
 pub mod verdict;
 
 use std::{num::NonZeroU16, sync::Arc, time::Duration};
@@ -26,7 +27,11 @@ use proto::{
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use self::{answer::Answer, redirect::Template};
+use self::{
+    answer::Answer,
+    redirect::Template,
+    sync::{PlanSettings, Sync},
+};
 
 /// The contracts of a file.
 #[derive(Debug)]
@@ -40,6 +45,10 @@ pub struct Contracts {
     pub(crate) limits: Arc<Rules>,
     /// In mode `off` without a table.
     pub(crate) privacy: privacy::Config,
+    /// `None` if browsers cannot ask which DSPs are next.
+    pub(crate) plan: Option<PlanSettings>,
+    /// The DSPs that a plan can contain.
+    pub(crate) synced: Vec<DspId>,
 }
 
 /// The contract of one DSP, or of all unlisted DSPs.
@@ -54,7 +63,7 @@ pub struct Contract {
     /// Id in the vendor list of the IAB.
     pub vendor: Option<NonZeroU16>,
     /// Where the DSP must not sync.
-    refuse_when: privacy::RefuseWhen,
+    pub(crate) refuse_when: privacy::RefuseWhen,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
     /// Macros of this DSP that look like an id.
@@ -70,6 +79,8 @@ pub struct Contract {
     pub redirect: Option<Arc<Template>>,
     /// Origins whose scripts may read the responses to syncs with a JSON answer.
     origins: Arc<[String]>,
+    /// How plans send browsers to the DSP.
+    pub sync: Option<Box<Sync>>,
 }
 
 /// Which matches of a DSP are recorded.
@@ -128,6 +139,7 @@ impl Default for Contract {
             refused: RefusedAnswer::default(),
             redirect: None,
             origins: Arc::default(),
+            sync: None,
         }
     }
 }
@@ -144,6 +156,8 @@ impl Default for Contracts {
                 mode: privacy::Mode::Off,
                 ..privacy::Config::default()
             },
+            plan: None,
+            synced: Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod browser_cookies;
 mod connection;
+pub(crate) mod cookie_sync;
 mod metrics;
 pub mod mint;
 pub mod opt_out;
@@ -16,6 +17,7 @@ pub mod refusals;
 pub mod request;
 pub mod response;
 pub mod set_uid;
+mod sync_page;
 
 use std::{
     net::IpAddr,
@@ -30,7 +32,7 @@ use runtime::{
     listen::{self, Limits, Listener, Proxies, Stage, WatchedStream},
     tls::server::Handshakes,
 };
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::connection::CONNECTION_BYTES;
@@ -75,6 +77,8 @@ struct ReadRequests<'a> {
     tally: Tally,
     /// The encoded responses.
     output: &'a mut Vec<u8>,
+    /// Of the response that was begun last, if it answers a request for a plan.
+    rest: &'a mut cookie_sync::Rest,
 }
 
 /// The edge of one producer.
@@ -94,6 +98,8 @@ pub struct Edge {
     pub refusals: Arc<Refusals>,
     /// The HTTP cookies of browsers.
     pub cookies: BrowserCookies,
+    /// A permit for each large answer that is not written yet.
+    pub large_answers: Arc<Semaphore>,
     /// Cancelled when the producer drains: each connection closes with its next response.
     pub draining: CancellationToken,
 }
@@ -145,12 +151,13 @@ impl Edge {
         listen::accept(listener, proxies, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request: puts an accepted cookie into the batch, and begins the answer unless it is `Empty`. Also returns the
-    /// origin whose scripts may read the response.
+    /// Handles one request with a body: puts an accepted cookie into the batch, and begins the answer unless it is `Empty`. Also
+    /// returns the origin whose scripts may read the response.
     fn handle<'a>(
         &self,
         head: &Head<'a>,
         headers: &[Header<'a>],
+        body: &[u8],
         read: &mut ReadRequests<'_>,
     ) -> Result<(Outcome, Option<&'a [u8]>), Closed> {
         let mut scratch = Scratch::default();
@@ -159,6 +166,7 @@ impl Edge {
             .origin
             .filter(|it| is_readable_by(it, head, &query, read));
         let outcome = match origin {
+            _ if is_for_plan(head, read) => self.plan(head, headers, body, origin.is_some(), read),
             Some(_) if begin_preflight(head, headers, read.output) => Outcome::Preflight,
             _ => self.outcome(head, &query, headers, read)?,
         };
@@ -191,10 +199,22 @@ impl Edge {
         let is_set_uid = match (head.path, &self.opt_out) {
             ("/" | "/sync", _) => false,
             (set_uid::PATH, _) if names_dsps() => true,
+            (sync_page::PATH, _) if read.known.contracts().plan.is_some() => {
+                return Ok(match head.method {
+                    "GET" | "HEAD" => {
+                        sync_page::begin(read.output);
+                        Outcome::SyncPage
+                    }
+                    _ => Outcome::MethodNotAllowed,
+                });
+            }
             (opt_out::PATH, Some(opt_out)) => {
                 // The deletion of an opt-out must follow the matches that were sent before it.
                 self.append(read)?;
-                let page = opt_out.handle(head, headers, read.client, self, read.output);
+                let page = {
+                    let has_plan = read.known.contracts().plan.is_some();
+                    opt_out.handle(head, headers, read.client, self, has_plan, read.output)
+                };
                 return Ok(page.map_or(Outcome::MethodNotAllowed, Outcome::OptOut));
             }
             _ => return Ok(Outcome::NotFound),
@@ -211,10 +231,16 @@ impl Edge {
             }
             true => set_uid::parse(query, self.has_opted_out(headers), read.known.contracts()),
         };
-        Ok(match stated {
+        let outcome = match stated {
             Ok(stated) => self.handle_match(stated, query, head, headers, read),
             Err((dsp_id, rejection)) => refused(dsp_id, rejection, None, read),
-        })
+        };
+        if is_set_uid && query.is_return {
+            let (dsp_id, contracts) = (read.tally.last_dsp(), read.known.contracts());
+            let plans = &self.metrics.plans;
+            plans.count_return(dsp_id, outcome.label(), contracts);
+        }
+        Ok(outcome)
     }
 
     #[inline]
@@ -259,17 +285,21 @@ impl Edge {
                 refused(Some(dsp_id), rejection, answer, read)
             }
             (Verdict::Record([_, privacy]), None) => self.mint(stated, privacy, query, head, read),
-            (Verdict::Record(_), Some(cookie)) => {
+            (Verdict::Record([_, privacy]), Some(cookie)) => {
                 read.tally.note(dsp_id, verdict);
                 read.batch.push(&cookie);
                 let signals = &query.signals;
-                Outcome::Accepted(response::begin_answer(
-                    contract,
-                    format,
-                    &cookie,
-                    signals,
-                    read.output,
-                ))
+                let output = &mut *read.output;
+                let answer = response::begin_answer(contract, format, &cookie, signals, output);
+                if contract.sync.is_some()
+                    && privacy.is_none()
+                    && let Some(hint) =
+                        self.hint((dsp_id, contract), cookie.user_id, headers, contracts)
+                {
+                    response::add_header(answer, &hint, output);
+                    return Outcome::AcceptedWithHint(answer);
+                }
+                Outcome::Accepted(answer)
             }
         }
     }
@@ -360,7 +390,16 @@ fn is_readable_by(
     read: &ReadRequests<'_>,
 ) -> bool {
     let contracts = read.known.contracts();
-    matches!(head.path, "/" | "/sync") && contracts.are_readable_by(origin, request::dsp_id(query))
+    match (head.path, &contracts.plan) {
+        ("/" | "/sync", _) => contracts.are_readable_by(origin, request::dsp_id(query)),
+        (cookie_sync::PATH, Some(plan)) => plan.permits(origin),
+        _ => false,
+    }
+}
+
+/// Whether a request is for a plan. Without settings of plans, its path is unknown.
+fn is_for_plan(head: &Head<'_>, read: &ReadRequests<'_>) -> bool {
+    head.path == cookie_sync::PATH && read.known.contracts().plan.is_some()
 }
 
 /// Counts a rejected request, and begins its answer, if it has one.

@@ -5,7 +5,15 @@
 
 use proto::archive::GROUP_BYTES_MAX;
 
-use crate::{api, config::Config, edge, server, streams};
+use crate::{
+    api,
+    config::Config,
+    edge::{
+        self,
+        cookie_sync::{LARGE_ANSWER_BYTES, LARGE_ANSWERS_MAX},
+    },
+    server, streams,
+};
 
 /// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
 const PROCESS_BYTES: usize = 64 << 20;
@@ -22,7 +30,7 @@ pub struct ComponentMemory {
 }
 
 /// Memory bounds of all components under these settings.
-pub fn components(config: &Config) -> [ComponentMemory; 11] {
+pub fn components(config: &Config) -> [ComponentMemory; 12] {
     let component = |what, bound, count: usize, each: usize| ComponentMemory {
         what,
         bound,
@@ -45,6 +53,12 @@ pub fn components(config: &Config) -> [ComponentMemory; 11] {
             "`--http-connections`, 64 KiB each, 192 KiB with TLS",
             config.limits.http_connections,
             http_connection,
+        ),
+        component(
+            "large answers to requests for sync plans",
+            "with `--contracts`: 64, 174 KiB each",
+            LARGE_ANSWERS_MAX * usize::from(config.dsps.contracts.is_some()),
+            LARGE_ANSWER_BYTES,
         ),
         component(
             "gRPC connections",

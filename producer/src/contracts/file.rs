@@ -8,7 +8,7 @@
 //! mode = "observe"
 //! host_vendor = 999
 //!
-//! [defaults]                            # all keys except `name`, `names`, `vendor` and `limit`, for all DSPs
+//! [defaults]                            # all keys except `name`, `names`, `vendor`, `limit` and `sync`, for all DSPs
 //! refuse = ["macro", "sentinel"]
 //!
 //! [dsp.17]
@@ -28,8 +28,10 @@
 //! ```
 //!
 //! `limit` takes the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also
-//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `[limits.NAME]` and `[sharing]`.
+//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `[limits.NAME]` and `[sharing]`. [`sync`]
+//! describes `[plan]` and `[dsp.ID.sync]`.
 
+mod sync;
 mod values;
 
 use std::{
@@ -57,7 +59,7 @@ use super::{
     Contract, Contracts, RefusedAnswer, State,
     answer::Answer,
     origin, privacy,
-    redirect::{self, Template},
+    redirect::{self, REDIRECT_MACROS, Template},
 };
 
 /// The newest valid version of the contracts file.
@@ -155,6 +157,7 @@ struct ContractTable {
     origins: Option<Vec<String>>,
     refused: Option<RefusedAnswer>,
     limit: Option<Table>,
+    sync: Option<Table>,
 }
 
 /// Parses a contracts file.
@@ -169,14 +172,15 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         return Err(ConfigErrors(vec![error.to_owned()]));
     }
     let (defaults, dsps) = (table.remove("defaults"), table.remove("dsp"));
-    let privacy = table.remove("privacy");
+    let (privacy, plan) = (table.remove("privacy"), table.remove("plan"));
     let limits = LIMIT_KEYS.map(|key| Some((key.to_owned(), table.remove(key)?)));
     let mut reader = Reader {
         tables,
         redirect_hosts: None,
+        has_plan: plan.is_some(),
         limits: limits.into_iter().flatten().collect(),
     };
-    let others = [&["defaults", "dsp", "privacy"], &LIMIT_KEYS[..]].concat();
+    let others = [&["defaults", "dsp", "plan", "privacy"], &LIMIT_KEYS[..]].concat();
     let top: Option<(Top, _)> = reader.tables.valid_part("", table.into(), &others);
     let Top {
         unknown_dsps,
@@ -198,11 +202,14 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     if let Some(privacy) = privacy {
         contracts.privacy = reader.privacy(privacy);
     }
+    contracts.plan = plan.and_then(|plan| reader.plan(plan, &contracts));
     let dsps = dsps.unwrap_or_else(|| Table::new().into());
     let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
     let count = dsps.len();
     for (key, value) in dsps {
-        if let Some((dsp_id, contract)) = reader.dsp(&key, value, &defaults, are_complete) {
+        if let Some((dsp_id, contract)) =
+            reader.dsp(&key, value, &defaults, are_complete, &contracts)
+        {
             for name in contract.names.iter() {
                 let other = contracts.by_name.insert(name.to_lowercase(), dsp_id);
                 if other.is_some_and(|other| other != dsp_id) {
@@ -213,6 +220,8 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
             contracts.by_dsp.insert(dsp_id, contract);
         }
     }
+    let synced = contracts.listed().filter(|(_, it)| it.sync.is_some());
+    contracts.synced = synced.map(|(dsp_id, _)| dsp_id).collect();
     if count > CONTRACTS_MAX {
         let what = format!("too many DSPs: {count}; the maximum is {CONTRACTS_MAX}");
         reader.tables.error("dsp", what);
@@ -234,12 +243,14 @@ struct Reader {
     limits: Table,
     /// Hosts to which answers may redirect; `None` for any.
     redirect_hosts: Option<Vec<String>>,
+    /// Whether the file has a table `[plan]`.
+    has_plan: bool,
 }
 
 impl Reader {
     /// The contract of unlisted DSPs, and whether its table is complete; `None` if it cannot be read.
     fn defaults(&mut self, value: Value) -> Option<(Contract, bool)> {
-        for key in ["name", "names", "vendor", "limit"] {
+        for key in ["name", "names", "vendor", "limit", "sync"] {
             if value.get(key).is_some() {
                 let what = "is for one DSP: set it in [dsp.ID]";
                 self.tables.error(&format!("defaults.{key}"), what);
@@ -262,6 +273,7 @@ impl Reader {
         value: Value,
         defaults: &Contract,
         are_complete: bool,
+        contracts: &Contracts,
     ) -> Option<(DspId, Contract)> {
         let path = format!("dsp.{}", key.escape_debug());
         // Only the canonical form: `017` would be a second table of the same DSP.
@@ -275,11 +287,14 @@ impl Reader {
         }
         let (mut table, is_complete): (ContractTable, _) =
             self.tables.valid_part(&path, value, &[])?;
-        let limit = table.limit.take();
+        let (limit, sync) = (table.limit.take(), table.sync.take());
         let own = |key| format!("{path}.{key}");
         let (has_redirect, has_origins) = (table.redirect.is_some(), table.origins.is_some());
         let has_macros = table.uid_macro.is_some();
-        let contract = self.apply(&path, table, defaults);
+        let mut contract = self.apply(&path, table, defaults);
+        if let Some(sync) = sync {
+            self.sync(&path, sync.into(), contracts, &mut contract);
+        }
         if let Some(limit) = limit {
             let name = match &*contract.name {
                 "" => key,
@@ -428,7 +443,7 @@ impl Reader {
             checked("ttl", ttl.map_err(|error| error.to_string()));
         }
         if let Some(url) = table.redirect {
-            let template = Template::parse(&url);
+            let template = Template::parse(&url, REDIRECT_MACROS);
             let hosts = self.redirect_hosts.as_deref();
             let listed = template.and_then(|template| match hosts {
                 Some(hosts) if !hosts.iter().any(|it| it == template.host()) => Err(format!(

@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::{Contract, Contracts, answer::Answer};
 
 /// The columns, each with its title.
-const TITLES: [&str; 10] = [
-    "dsp", "name", "vendor", "state", "ids", "refuse", "ttl", "answer", "refused", "limit",
+const TITLES: [&str; 11] = [
+    "dsp", "name", "vendor", "state", "ids", "refuse", "ttl", "answer", "refused", "limit", "sync",
 ];
 
 impl fmt::Display for Contracts {
@@ -39,6 +39,9 @@ impl fmt::Display for Contracts {
         if let Some(privacy) = self.privacy() {
             let table = toml::to_string(&BTreeMap::from([("privacy", privacy)]));
             write!(formatter, "\n{}", table.map_err(|_| fmt::Error)?)?;
+        }
+        if let Some(plan) = &self.plan {
+            writeln!(formatter, "\n{plan}")?;
         }
         if !self.limits.limits.is_empty() {
             write!(formatter, "\n{:#}", self.limits)?;
@@ -94,6 +97,10 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
         answer,
         name_in_file(contract.refused),
         limit.to_owned(),
+        contract
+            .sync
+            .as_ref()
+            .map_or("-".to_owned(), |it| it.to_string()),
     ]
 }
 

@@ -33,6 +33,7 @@ pub use self::{
         Action, Config, Coppa, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, Mode,
         RefuseWhen, Sections, Us,
     },
+    gpp::SectionIds,
     outcome::Outcome,
     signals::Signals,
 };

@@ -1,9 +1,8 @@
-//! Redirects to a DSP: a URL with macros, compiled when the contracts are loaded, and rendered in one pass.
+//! URLs of DSPs with macros, compiled when the contracts are loaded, and rendered in one pass: redirects, and the URLs of
+//! syncs that a [plan](crate::plan) starts.
 //!
-//! Only the path, query and fragment contain macros, so the host of a redirect is always that of the contract. All values
+//! Only the path, query and fragment contain macros, so the host of a URL is always that of the contract. All values
 //! are percent-encoded, so no request can add a parameter or a header.
-
-use proto::wire::CookieRef;
 
 use super::privacy::Signals;
 
@@ -11,37 +10,64 @@ use super::privacy::Signals;
 const TEMPLATE_BYTES_MAX: usize = 2_048;
 
 /// Maximum length of a rendered URL; many servers reject longer URLs.
-const URL_BYTES_MAX: usize = 8_192;
+pub const URL_BYTES_MAX: usize = 8_192;
 
-/// Selects a value of the request.
-type Value = for<'a> fn(&CookieRef<'a>, &Signals<'a>) -> &'a str;
+/// The values of all macros.
+#[derive(Clone, Copy, Default)]
+pub struct Values<'a> {
+    /// The user id.
+    pub user_id: &'a str,
+    /// The buyer uid.
+    pub buyer_uid: &'a str,
+    /// The URL that a partner must request with its id, already percent-encoded.
+    pub return_url: &'a str,
+    /// The privacy signals.
+    pub signals: Signals<'a>,
+}
 
-/// The macros by name: the user id, the buyer uid, and query parameters.
-const MACROS: [(&str, Value); 7] = [
-    ("UID", |cookie, _| cookie.user_id),
-    ("DSP_UID", |cookie, _| cookie.buyer_uid),
-    ("GDPR", |_, signals| signals.gdpr),
-    ("GDPR_CONSENT", |_, signals| signals.gdpr_consent),
-    ("GPP", |_, signals| signals.gpp),
-    ("GPP_SID", |_, signals| signals.gpp_sid),
-    ("US_PRIVACY", |_, signals| signals.us_privacy),
+/// Selects a value.
+type Value = for<'a> fn(&Values<'a>) -> &'a str;
+
+/// A macro by its name.
+type Macro = (&'static str, Value);
+
+const RETURN: Macro = ("RETURN", |values| values.return_url);
+
+const GDPR: Macro = ("GDPR", |values| values.signals.gdpr);
+const GDPR_CONSENT: Macro = ("GDPR_CONSENT", |values| values.signals.gdpr_consent);
+const GPP: Macro = ("GPP", |values| values.signals.gpp);
+const GPP_SID: Macro = ("GPP_SID", |values| values.signals.gpp_sid);
+const US_PRIVACY: Macro = ("US_PRIVACY", |values| values.signals.us_privacy);
+
+/// The macros of a redirect.
+pub const REDIRECT_MACROS: &[Macro] = &[
+    ("UID", |values| values.user_id),
+    ("DSP_UID", |values| values.buyer_uid),
+    GDPR,
+    GDPR_CONSENT,
+    GPP,
+    GPP_SID,
+    US_PRIVACY,
 ];
 
-/// The compiled URL of a redirect.
+/// The macros of a sync that a plan starts.
+pub const SYNC_MACROS: &[Macro] = &[RETURN, GDPR, GDPR_CONSENT, US_PRIVACY, GPP, GPP_SID];
+
+/// The compiled URL.
 #[derive(Debug, Clone)]
 pub struct Template {
     host: String,
     /// Texts, each followed by a macro.
-    parts: Vec<(String, Value)>,
+    parts: Vec<(String, Macro)>,
     end: String,
 }
 
 impl Template {
-    /// Compiles an absolute URL.
+    /// Compiles an absolute URL with these macros.
     ///
     /// # Errors
     /// A description of the error.
-    pub fn parse(url: &str) -> Result<Self, String> {
+    pub fn parse(url: &str, macros: &[Macro]) -> Result<Self, String> {
         if url.len() > TEMPLATE_BYTES_MAX {
             return Err(format!("is longer than {TEMPLATE_BYTES_MAX} bytes"));
         }
@@ -57,12 +83,15 @@ impl Template {
         let (mut parts, mut end) = (Vec::new(), url);
         while let Some((text, rest)) = end.split_once('{') {
             let (name, rest) = rest.split_once('}').ok_or("contains a { without a }")?;
-            let found = MACROS.iter().find(|(known, _)| *known == name);
-            let (_, value) = found.ok_or_else(|| {
-                let known = MACROS.map(|(known, _)| format!("{{{known}}}"));
+            let found = macros.iter().find(|(known, _)| *known == name);
+            let found = found.ok_or_else(|| {
+                let known: Vec<_> = macros
+                    .iter()
+                    .map(|(known, _)| format!("{{{known}}}"))
+                    .collect();
                 format!("unknown macro {{{name}}}: use {}", known.join(", "))
             })?;
-            parts.push((text.to_owned(), *value));
+            parts.push((text.to_owned(), *found));
             end = rest;
         }
         let is_closing = |text: &str| text.contains('}');
@@ -81,19 +110,22 @@ impl Template {
         &self.host
     }
 
+    /// Whether the URL contains `{RETURN}`.
+    pub(super) fn has_return(&self) -> bool {
+        self.parts.iter().any(|(_, (name, _))| *name == RETURN.0)
+    }
+
     /// Appends the URL to `output`; a missing parameter is empty, and a repeated one has the value that the privacy check reads.
     /// Returns false if the URL is too long, or if a value consists of dots only and could thus change the path.
-    pub fn render(
-        &self,
-        cookie: &CookieRef<'_>,
-        signals: &Signals<'_>,
-        output: &mut Vec<u8>,
-    ) -> bool {
+    pub fn render(&self, values: &Values<'_>, output: &mut Vec<u8>) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;
-        for (text, value) in &self.parts {
+        for (text, (name, value)) in &self.parts {
             output.extend_from_slice(text.as_bytes());
             let start = output.len();
-            encode(value(cookie, signals), length_max, output);
+            match value(values) {
+                encoded if *name == RETURN.0 => output.extend_from_slice(encoded.as_bytes()),
+                value => encode(value, length_max, output),
+            }
             let value = &output[start..];
             let is_dots = !value.is_empty() && value.iter().all(|&byte| byte == b'.');
             if is_dots || output.len() > length_max {
@@ -106,7 +138,7 @@ impl Template {
 }
 
 /// Percent-encodes all but the unreserved characters of RFC 3986. Ends early if the output exceeds `length_max`.
-fn encode(value: &str, length_max: usize, output: &mut Vec<u8>) {
+pub fn encode(value: &str, length_max: usize, output: &mut Vec<u8>) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     for byte in value.bytes() {
         if output.len() > length_max {
@@ -125,7 +157,7 @@ fn encode(value: &str, length_max: usize, output: &mut Vec<u8>) {
 ///
 /// # Errors
 /// A description of the error.
-fn host(authority: &str) -> Result<String, String> {
+pub(super) fn host(authority: &str) -> Result<String, String> {
     if authority.contains(['{', '}']) {
         return Err("contains a macro in its host or port".to_owned());
     }
@@ -170,24 +202,28 @@ pub fn check_host(host: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use proto::units::DspId;
-
     use super::*;
     use crate::edge::query::{Query, Scratch};
 
-    const COOKIE: CookieRef<'_> = CookieRef {
-        user_id: "u/1",
-        dsp_id: DspId(17),
-        buyer_uid: "a b&c=ü~",
-        age_micros: 0,
-    };
+    fn values<'a>(signals: Signals<'a>) -> Values<'a> {
+        Values {
+            user_id: "u/1",
+            buyer_uid: "a b&c=ü~",
+            return_url: "",
+            signals,
+        }
+    }
+
+    fn parse(url: &str) -> Result<Template, String> {
+        Template::parse(url, REDIRECT_MACROS)
+    }
 
     fn rendered(url: &str, query: &str) -> Option<String> {
         let mut output = b"before ".to_vec();
         let mut scratch = Scratch::default();
         let signals = Query::parse(query, &mut scratch).signals;
-        let template = Template::parse(url).unwrap();
-        let is_short = template.render(&COOKIE, &signals, &mut output);
+        let template = parse(url).unwrap();
+        let is_short = template.render(&values(signals), &mut output);
         let text = String::from_utf8(output).unwrap();
         is_short.then(|| text.strip_prefix("before ").unwrap().to_owned())
     }
@@ -233,8 +269,8 @@ mod tests {
             gpp: &long,
             ..Signals::default()
         };
-        let template = Template::parse(url).unwrap();
-        assert!(!template.render(&COOKIE, &long, &mut output));
+        let template = parse(url).unwrap();
+        assert!(!template.render(&values(long), &mut output));
         assert!(output.len() < URL_BYTES_MAX + 10, "{}", output.len());
     }
 
@@ -277,12 +313,12 @@ mod tests {
             ("https://a.example/{UID", "without a }"),
             ("https://a.example/UID}", "without a {"),
         ] {
-            let found = Template::parse(url).unwrap_err();
+            let found = parse(url).unwrap_err();
             assert!(found.contains(error), "{url}: {found}");
         }
         let long = format!("https://a.example/{}", "x".repeat(TEMPLATE_BYTES_MAX));
-        assert!(Template::parse(&long).is_err());
-        let host = Template::parse("https://Sync.Example:8443/{UID}");
+        assert!(parse(&long).is_err());
+        let host = parse("https://Sync.Example:8443/{UID}");
         assert_eq!(host.unwrap().host(), "sync.example");
     }
 }

@@ -4,6 +4,8 @@ use runtime::reload::{NamedFile, Reloader};
 
 use super::*;
 
+mod sync;
+
 #[track_caller]
 fn check_errors(text: &str, expected: &[&str]) {
     let errors = file::parse(text).unwrap_err().0;
@@ -305,10 +307,10 @@ fn plan_has_one_line_for_each_dsp() {
         + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
     let plan = file::parse(&text).unwrap().to_string();
     let lines = [
-        "dsp name vendor state ids refuse ttl answer refused limit",
-        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID - redirect to sync.example answer example",
-        "117 two - observe up to 256 bytes macro, sentinel 30d json for https://a.example status -",
-        "unlisted - - refused up to 256 bytes macro, sentinel - none status -",
+        "dsp name vendor state ids refuse ttl answer refused limit sync",
+        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID - redirect to sync.example answer example -",
+        "117 two - observe up to 256 bytes macro, sentinel 30d json for https://a.example status - -",
+        "unlisted - - refused up to 256 bytes macro, sentinel - none status - -",
     ];
     let words = |line: &str| {
         line.split_whitespace()

@@ -10,6 +10,12 @@ pub const AGE_MAX: Duration = Duration::from_secs(400 * 24 * 3600);
 /// The name and value of the cookie that the opt-out page sets.
 const OPT_OUT: &str = "cookiesync_optout=1";
 
+/// The name of the cookie with the [hints](crate::plan::hints), and an equals sign.
+const HINTS: &str = "sy=";
+
+/// The lifetime of hints.
+const HINTS_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// Maximum bytes of a name, and of a value.
 const TEXT_BYTES_MAX: usize = 128;
 
@@ -52,6 +58,11 @@ impl BrowserCookies {
         }
         let uid = format!("{uid}=");
         let same = opt_outs.iter().find(|it| it.starts_with(&uid));
+        if uid == HINTS {
+            return Err(
+                "--uid-cookie: sy is the cookie of sync plans: use a different name".into(),
+            );
+        }
         let own = OPT_OUT.starts_with(&uid).then_some(OPT_OUT);
         if let Some(same) = same.map(|it| &**it).or(own) {
             return Err(format!(
@@ -89,6 +100,11 @@ impl BrowserCookies {
         })
     }
 
+    /// The hints of a browser, if there are any.
+    pub(super) fn hints<'a>(mut headers: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+        headers.find_map(|header| pairs(header).find_map(|it| it.strip_prefix(HINTS.as_bytes())))
+    }
+
     /// Whether a request carries an opt-out cookie.
     pub(super) fn opted_out<'a>(&self, headers: impl Iterator<Item = &'a [u8]>) -> bool {
         let is_opt_out = |pair: &[u8]| pair == OPT_OUT.as_bytes() || self.is_of_other_page(pair);
@@ -113,6 +129,23 @@ impl BrowserCookies {
     pub(super) fn set_user_id(&self, user_id: &str, is_partitioned: bool) -> String {
         let (cookie, domain) = (format!("{}{user_id}", self.uid), self.domain.as_deref());
         set_cookie(&cookie, self.age, domain, is_partitioned)
+    }
+
+    /// The header that sets hints.
+    pub(super) fn set_hints(&self, hints: &str, is_partitioned: bool) -> String {
+        let domain = self.domain.as_deref();
+        set_cookie(
+            &format!("{HINTS}{hints}"),
+            HINTS_AGE,
+            domain,
+            is_partitioned,
+        )
+    }
+
+    /// The header that removes hints.
+    pub(super) fn remove_hints(&self, is_partitioned: bool) -> String {
+        let domain = self.domain.as_deref();
+        set_cookie(HINTS, Duration::ZERO, domain, is_partitioned)
     }
 
     /// The headers that set the opt-out cookie. In a frame, browsers may keep only a partitioned cookie.

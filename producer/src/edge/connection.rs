@@ -2,7 +2,8 @@
 //!
 //! - The cookies of all requests of one read are appended under one lock, *before* their responses are written.
 //! - A request body is skipped if it arrived with its headers. Otherwise the connection is closed after the response: a
-//!   load balancer might reuse it without sending the body, and its next request would be taken for the body.
+//!   load balancer might reuse it without sending the body, and its next request would be taken for the body. Only the body
+//!   of a request for a plan is waited for.
 //! - Before the connection is closed, all requests that were sent together are handled; the last response announces the
 //!   close.
 //!
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Edge, ReadRequests,
+    cookie_sync::{self, Rest},
     response::{Outcome, ResponseOptions, Responses},
 };
 use crate::{
@@ -46,7 +48,8 @@ const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
 /// Responses are written when they reach this size, before further requests are handled. Another response still fits: the
-/// longest one, a redirect to its own request, has the length of the request head and some headers.
+/// longest one, a redirect to its own request, has the length of the request head and some headers. Larger answers to requests
+/// for plans need a permit.
 const WRITE_BYTES: usize = WRITE_BYTES_MAX - HEAD_BYTES_MAX - 1024;
 
 /// Maximum memory of a connection. Neither buffer grows while the other is full.
@@ -68,6 +71,8 @@ pub(super) struct EdgeConnection {
     responses: Responses,
     /// When the date of the responses was last set.
     dated: Option<Instant>,
+    /// As in [`ReadRequests`].
+    rest: Rest,
 }
 
 impl EdgeConnection {
@@ -121,6 +126,7 @@ impl EdgeConnection {
             batch: &mut self.batch,
             tally: Tally::default(),
             output,
+            rest: &mut self.rest,
         };
         let (mut consumed, mut requests) = (0, 0);
         let mut next = Next::Read;
@@ -129,19 +135,27 @@ impl EdgeConnection {
             let (outcome, options) = match head::parse(&input[consumed..], &mut headers) {
                 Ok(None) => break,
                 Ok(Some((head, headers))) => {
+                    let sent = &input[consumed + head.length..];
+                    if head.path == cookie_sync::PATH
+                        && edge.awaits_body(&head, sent.len(), read.known.contracts())
+                    {
+                        break;
+                    }
                     context.activity.request();
-                    consumed += head.length;
                     let body = head.body.filter(|bytes| *bytes <= BODY_BYTES_MAX);
-                    let body_received = body.unwrap_or(0).min(input.len() - consumed);
-                    consumed += body_received;
+                    let body_received = body.unwrap_or(0).min(sent.len());
+                    consumed += head.length + body_received;
                     let body_is_incomplete = body != Some(body_received);
-                    let (outcome, origin) = edge.handle(&head, headers, &mut read)?;
+                    let sent = &sent[..body_received];
+                    let (outcome, origin) = edge.handle(&head, headers, sent, &mut read)?;
                     let options = ResponseOptions {
                         head: head.method == "HEAD",
                         close: head.close
                             || body_is_incomplete
+                            || read.rest.close
                             || (is_draining && consumed == input.len()),
                         origin,
+                        body: &read.rest.body,
                     };
                     (outcome, options)
                 }
@@ -159,13 +173,15 @@ impl EdgeConnection {
             };
             requests += 1;
             edge.count(outcome, &read);
+            let close = options.close;
             self.responses.write(outcome, options, read.output);
+            read.rest.body = Vec::new();
             if read.output.len() > IDLE_BUFFER_BYTES {
                 // A buffer that grew by doubling would exceed the maximum.
                 read.output
                     .reserve_exact(WRITE_BYTES_MAX.saturating_sub(read.output.len()));
             }
-            if options.close {
+            if close {
                 next = Next::Close;
             } else if read.output.len() >= WRITE_BYTES || requests >= YIELD_REQUESTS_MAX {
                 next = Next::Respond;
@@ -201,6 +217,10 @@ impl Requests for EdgeRequests<'_> {
         output: &mut Vec<u8>,
     ) -> anyhow::Result<Handled> {
         Ok(self.connection.handle(self.edge, input, context, output)?)
+    }
+
+    fn written(&mut self) {
+        self.connection.rest.permit = None;
     }
 }
 

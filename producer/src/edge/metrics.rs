@@ -12,6 +12,7 @@ use super::{opt_out::Page, response::Outcome};
 use crate::{
     contracts::{Contracts, file::ContractsFile, privacy, rejection::Rejection},
     dsps::Dsps,
+    plan,
 };
 
 /// Handles of all edge metrics; clones share them.
@@ -27,6 +28,8 @@ pub struct Metrics {
     pub(super) seconds: Latency,
     /// Requests by DSP and outcome.
     pub dsps: Dsps,
+    /// Of sync plans.
+    pub plans: plan::metrics::Metrics,
 }
 
 impl Metrics {
@@ -52,12 +55,13 @@ impl Metrics {
             privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, file, contracts)?,
+            plans: plan::metrics::Metrics::register(registry)?,
         })
     }
 
     /// Counts an outcome, except `Accepted`: see [`accepted`](Self::accepted).
     pub(super) fn count(&self, outcome: Outcome) {
-        if !matches!(outcome, Outcome::Accepted(_)) {
+        if !matches!(outcome, Outcome::Accepted(_) | Outcome::AcceptedWithHint(_)) {
             self.others[outcome.label()].inc();
         }
     }

@@ -37,6 +37,21 @@ impl UidMode {
         self != Self::Require
     }
 
+    /// Whether cookies have the attribute `Partitioned`.
+    pub(super) fn is_partitioned(self) -> bool {
+        self == Self::MintPartitioned
+    }
+
+    /// The header that sets a new user id; `None` if the system provides no random bits.
+    pub(super) fn new_cookie(self, cookies: &BrowserCookies) -> Option<String> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).ok()?;
+        let random = u128::from_ne_bytes(random);
+        let digits = (0..USER_ID_BYTES).map(|it| ALPHABET[((random >> (6 * it)) % 64) as usize]);
+        let user_id: String = digits.map(char::from).collect();
+        Some(cookies.set_user_id(&user_id, self.is_partitioned()))
+    }
+
     /// Begins a redirect to the same request, which sets a new user id.
     ///
     /// # Errors
@@ -51,17 +66,9 @@ impl UidMode {
         if query.is_redirected {
             return Err(Rejection::UserNotKept);
         }
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|_| Rejection::UserMissing)?;
-        let random = u128::from_ne_bytes(random);
-        let digits = (0..USER_ID_BYTES).map(|it| ALPHABET[((random >> (6 * it)) % 64) as usize]);
-        let user_id: String = digits.map(char::from).collect();
+        let cookie = self.new_cookie(cookies).ok_or(Rejection::UserMissing)?;
         // A query without a path also works if a proxy has removed a prefix of the path.
-        let lines = format!(
-            "location: ?{}&{MARKER}=1\r\n{}",
-            head.query,
-            cookies.set_user_id(&user_id, self == Self::MintPartitioned)
-        );
+        let lines = format!("location: ?{}&{MARKER}=1\r\n{cookie}", head.query);
         // Without this, the longest response could double the buffer beyond its maximum.
         output.reserve_exact(lines.len() + REDIRECT_BYTES_MAX);
         Answer::Redirect.begin(output);

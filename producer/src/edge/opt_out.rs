@@ -100,13 +100,14 @@ impl OptOut {
     }
 
     /// Begins the response to a request for the page; `None` if its method is not allowed. If the client's address is unknown, the
-    /// one in `X-Forwarded-For` counts.
+    /// one in `X-Forwarded-For` counts. `has_plan`: browsers have hints.
     pub(super) fn handle(
         &self,
         head: &Head<'_>,
         lines: &[Header<'_>],
         client: Option<IpAddr>,
         edge: &Edge,
+        has_plan: bool,
         output: &mut Vec<u8>,
     ) -> Option<Page> {
         let page = match head.method {
@@ -133,6 +134,10 @@ impl OptOut {
         let destination = head::values(lines, "sec-fetch-dest").next();
         let is_in_frame = destination.is_some_and(|it| it != b"document");
         let headers = match page {
+            Page::OptedOut if has_plan => {
+                let hints = edge.cookies.remove_hints(edge.uid.is_partitioned());
+                edge.cookies.opt_out(is_in_frame) + &hints
+            }
             Page::OptedOut => edge.cookies.opt_out(is_in_frame),
             Page::OptedIn => edge.cookies.opt_in(is_in_frame),
             Page::OptOut | Page::OptIn | Page::OptedOutElsewhere => self.frame_headers(),

@@ -61,6 +61,8 @@ pub struct Query<'a> {
     pub(super) uid: Option<Value<'a>>,
     /// The first `f`, of `/setuid`.
     pub(super) format: Option<Value<'a>>,
+    /// Whether `p`, of `/setuid`, marks the return of a browser from the DSP of a plan.
+    pub(super) is_return: bool,
     /// Whether the query has the marker [`mint`](super::mint) of a second request.
     pub(super) is_redirected: bool,
     /// The privacy signals. Of a repeated parameter, the first value that is not empty counts.
@@ -83,7 +85,7 @@ impl<'a> Query<'a> {
             match parameter.as_bytes() {
                 [b'd', b'=', ..] => found.dsp_id.add(Value::plain(&parameter[2..])),
                 [b'b', b'=', ..] => found.buyer_uid.add(Value::plain(&parameter[2..])),
-                [b'b' | b'c' | b'f' | b'g' | b'u', ..] => {
+                [b'b' | b'c' | b'f' | b'g' | b'p' | b'u', ..] => {
                     if let Some((name, value)) = parameter.split_once('=') {
                         found.add(name, Value::plain(value));
                     }
@@ -123,6 +125,7 @@ impl<'a> Query<'a> {
             "bidder" => return self.bidder = self.bidder.or(Some(value)),
             "uid" => return self.uid = self.uid.or(Some(value)),
             "f" => return self.format = self.format.or(Some(value)),
+            "p" => return self.is_return |= value.text == "1",
             MARKER => return self.is_redirected = true,
             "coppa" => &mut signals.coppa,
             "gdpr" => &mut signals.gdpr,

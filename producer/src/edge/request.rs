@@ -111,7 +111,7 @@ fn parse_buyer_uid(value: Value<'_>) -> Result<&str, Rejection> {
     }
 }
 
-fn parse_user_id(user_id: Option<&[u8]>) -> Result<&str, Rejection> {
+pub(super) fn parse_user_id(user_id: Option<&[u8]>) -> Result<&str, Rejection> {
     let user_id = user_id.ok_or(Rejection::UserMissing)?;
     ids::check_user_cookie(user_id, USER_ID_BYTES_MAX).map_err(|illegal| match illegal {
         InvalidId::Empty => Rejection::UserEmpty,

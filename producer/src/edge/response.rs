@@ -4,11 +4,12 @@ use std::time::{Duration, SystemTime};
 
 use proto::wire::CookieRef;
 
-use super::opt_out::Page;
+use super::{opt_out::Page, sync_page};
 use crate::contracts::{
     Contract, RefusedAnswer,
     answer::Answer,
     privacy::Signals,
+    redirect::Values,
     rejection::{Cause, Rejection},
 };
 
@@ -17,8 +18,14 @@ use crate::contracts::{
 pub enum Outcome {
     /// The cookie is in the log, or its limit queued or dropped it.
     Accepted(Answer),
+    /// As `Accepted`, with a header that sets a hint.
+    AcceptedWithHint(Answer),
     /// The opt-out page.
     OptOut(Page),
+    /// The answer to a request for a sync plan.
+    Plan,
+    /// The page that runs a sync plan.
+    SyncPage,
     /// A browser may send a request of a script.
     Preflight,
     /// Invalid input, or a match that the contract of its DSP does not permit. Without an answer, the status is an error.
@@ -72,7 +79,13 @@ pub(super) fn begin_answer(
         let start = output.len();
         Answer::Redirect.begin(output);
         output.extend_from_slice(b"location: ");
-        if template.render(cookie, signals, output) {
+        let values = Values {
+            user_id: cookie.user_id,
+            buyer_uid: cookie.buyer_uid,
+            return_url: "",
+            signals: *signals,
+        };
+        if template.render(&values, output) {
             output.extend_from_slice(b"\r\n");
             return Answer::Redirect;
         }
@@ -81,6 +94,17 @@ pub(super) fn begin_answer(
     let answer = answer_without_ids(contract, format);
     answer.begin(output);
     answer
+}
+
+/// Adds a header to the answer to a recorded match.
+pub(super) fn add_header(answer: Answer, header: &str, output: &mut Vec<u8>) {
+    if answer == Answer::Empty {
+        // `begin` leaves it to the responses that need no header.
+        output.extend_from_slice(
+            b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\ncache-control: no-store\r\n",
+        );
+    }
+    output.extend_from_slice(header.as_bytes());
 }
 
 /// Properties of the request that affect its response.
@@ -92,6 +116,8 @@ pub struct ResponseOptions<'a> {
     pub close: bool,
     /// The origin whose scripts may read the response.
     pub origin: Option<&'a [u8]>,
+    /// The body of the answer to a request for a plan.
+    pub body: &'a [u8],
 }
 
 impl Outcome {
@@ -99,16 +125,21 @@ impl Outcome {
     fn begun(self) -> Option<&'static [u8]> {
         match self {
             Self::Accepted(Answer::Empty) | Self::Rejected(_, Some(Answer::Empty)) => None,
-            Self::Accepted(answer) | Self::Rejected(_, Some(answer)) => Some(answer.body()),
+            Self::Accepted(answer)
+            | Self::AcceptedWithHint(answer)
+            | Self::Rejected(_, Some(answer)) => Some(answer.body()),
             Self::OptOut(page) => Some(page.body().as_bytes()),
-            Self::Preflight => Some(b""),
+            Self::SyncPage => Some(sync_page::HTML.as_bytes()),
+            Self::Preflight | Self::Plan => Some(b""),
             _ => None,
         }
     }
 
     /// The outcomes that are neither accepted, nor rejected, nor of the opt-out page.
-    pub(super) const OTHERS: [Self; 5] = [
+    pub(super) const OTHERS: [Self; 7] = [
         Self::Preflight,
+        Self::Plan,
+        Self::SyncPage,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::HeadTooLarge,
@@ -118,10 +149,12 @@ impl Outcome {
     /// Label in metrics and log messages.
     pub(super) fn label(self) -> &'static str {
         match self {
-            Self::Accepted(_) => "accepted",
+            Self::Accepted(_) | Self::AcceptedWithHint(_) => "accepted",
             Self::OptOut(page) => Page::LABELS[page as usize],
             Self::Rejected(rejection, _) => rejection.label(),
             Self::Preflight => "preflight",
+            Self::Plan => "plan",
+            Self::SyncPage => "sync_page",
             Self::NotFound => "not_found",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::HeadTooLarge => "headers_too_large",
@@ -131,15 +164,27 @@ impl Outcome {
 
     /// Whether the request is rejected.
     pub(super) fn is_rejection(self) -> bool {
-        !matches!(self, Self::Accepted(_) | Self::OptOut(_) | Self::Preflight)
+        !matches!(
+            self,
+            Self::Accepted(_)
+                | Self::AcceptedWithHint(_)
+                | Self::OptOut(_)
+                | Self::Plan
+                | Self::SyncPage
+                | Self::Preflight
+        )
     }
 
     /// The status line and the text of a response that has not begun yet.
     fn status_and_text(self) -> (&'static str, &'static str) {
         match self {
-            Self::Accepted(_) | Self::Rejected(_, Some(_)) | Self::OptOut(_) | Self::Preflight => {
-                ("200 OK", "")
-            }
+            Self::Accepted(_)
+            | Self::AcceptedWithHint(_)
+            | Self::Rejected(_, Some(_))
+            | Self::OptOut(_)
+            | Self::Plan
+            | Self::SyncPage
+            | Self::Preflight => ("200 OK", ""),
             Self::Rejected(rejection, None) => {
                 let status = match rejection {
                     Rejection::OptedOut => "401 Unauthorized",
@@ -242,7 +287,11 @@ impl Responses {
     }
 
     fn encode(&self, outcome: Outcome, options: ResponseOptions<'_>, output: &mut Vec<u8>) {
-        let body = outcome.begun().unwrap_or_else(|| {
+        let begun = match outcome {
+            Outcome::Plan => Some(options.body),
+            _ => outcome.begun(),
+        };
+        let body = begun.unwrap_or_else(|| {
             let (status, body) = outcome.status_and_text();
             let content_type = match body {
                 "" => "",
@@ -258,7 +307,10 @@ impl Responses {
         if let Some(origin) = options.origin {
             let vary: &[u8] = match outcome {
                 // Already varies.
-                Outcome::Accepted(Answer::Json) | Outcome::Rejected(_, Some(Answer::Json)) => b"",
+                Outcome::Accepted(Answer::Json)
+                | Outcome::AcceptedWithHint(Answer::Json)
+                | Outcome::Rejected(_, Some(Answer::Json))
+                | Outcome::Plan => b"",
                 _ => b"vary: origin\r\n",
             };
             output.extend_from_slice(vary);
@@ -291,7 +343,7 @@ mod tests {
         let options = ResponseOptions {
             head,
             close,
-            origin: None,
+            ..ResponseOptions::default()
         };
         responses.write(outcome, options, &mut output);
         assert_eq!(String::from_utf8(output).unwrap(), expected);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::mint::UidMode;
 use crate::contracts::{Contracts, file};
 
+mod cookie_sync;
 mod exchange;
 mod minting;
 mod opting_out;

@@ -5,7 +5,12 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use producer::{
-    contracts::{Contracts, file, privacy::Signals, redirect::Template, rejection::Rejection},
+    contracts::{
+        Contracts, file,
+        privacy::Signals,
+        redirect::{REDIRECT_MACROS, Template, Values},
+        rejection::Rejection,
+    },
     edge::{
         browser_cookies::BrowserCookies,
         query::{Query, Scratch},
@@ -140,11 +145,16 @@ fn check_cookie(cookie: &CookieRef<'_>) {
 /// Checks that a redirect has the host of its template, and that its URL adds no header and no other parameter.
 fn check_redirect(cookie: &CookieRef<'_>, signals: &Signals<'_>) {
     const BEGIN: &str = "https://sync.example/?u=";
-    let template = Template::parse(&format!("{BEGIN}{{UID}}&x={{DSP_UID}}&g={{GPP}}"));
+    let template = format!("{BEGIN}{{UID}}&x={{DSP_UID}}&g={{GPP}}");
+    let template = Template::parse(&template, REDIRECT_MACROS);
+    let values = Values {
+        user_id: cookie.user_id,
+        buyer_uid: cookie.buyer_uid,
+        return_url: "",
+        signals: *signals,
+    };
     let mut url = Vec::new();
-    let is_short = template
-        .expect("a valid URL")
-        .render(cookie, signals, &mut url);
+    let is_short = template.expect("a valid URL").render(&values, &mut url);
     let url = String::from_utf8(url).expect("percent-encoded values");
     let values = url.strip_prefix(BEGIN).expect("the host of the template");
     let is_value = |it: char| it.is_ascii_alphanumeric() || "-._~%&=".contains(it);

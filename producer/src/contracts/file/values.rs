@@ -33,6 +33,14 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     check(is_valid, error)
 }
 
+/// Checks a text that a partner replaces with its id.
+pub(super) fn check_uid_macro(text: &str) -> Result<(), String> {
+    let is_valid = (1..=NAME_CHARS_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let error = format!("use 1 to {NAME_CHARS_MAX} printable ASCII characters without spaces");
+    check(is_valid, error)
+}
+
 pub(super) fn check(is_valid: bool, error: impl Into<String>) -> Result<(), String> {
     is_valid.then_some(()).ok_or_else(|| error.into())
 }

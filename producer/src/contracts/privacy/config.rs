@@ -52,6 +52,11 @@ pub struct RefuseWhen {
 }
 
 impl RefuseWhen {
+    /// If GDPR applies, or one of these sections.
+    pub(crate) fn new(gdpr: bool, gpp_sid: SectionIds) -> Self {
+        Self { gdpr, gpp_sid }
+    }
+
     /// The conditions, for operators.
     pub(crate) fn names(self) -> impl Iterator<Item = String> {
         let gdpr = self.gdpr.then(|| "gdpr".to_owned());

@@ -38,8 +38,7 @@ impl Config {
         if signals.opted_out {
             return Outcome::OptedOut;
         }
-        // A malformed signal counts as the law under which the DSP must not sync.
-        if self.applies(dsp_rule, signals).unwrap_or(true) {
+        if self.has_rule_for(dsp_rule, signals) {
             return Outcome::DspRule;
         }
         if self.mode == Mode::Off {
@@ -47,6 +46,16 @@ impl Config {
         }
         let outcome = self.first_refusal(signals, dsp_vendor);
         outcome.unwrap_or(Outcome::Malformed)
+    }
+
+    /// Whether one of the conditions of a rule applies. A malformed signal counts as each of them.
+    pub(crate) fn has_rule_for(&self, rule: &RefuseWhen, signals: &Signals<'_>) -> bool {
+        self.applies(rule, signals).unwrap_or(true)
+    }
+
+    /// Whether the exchange itself may store anything in the browser.
+    pub(crate) fn decide_for_host(&self, signals: &Signals<'_>) -> Outcome {
+        self.decide(signals, self.host_vendor, &RefuseWhen::default())
     }
 
     /// Whether a match with this outcome is refused, unless it is that of a rule. Matches with the opt-out cookie have their own

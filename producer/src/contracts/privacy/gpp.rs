@@ -122,7 +122,7 @@ fn fibonacci(bits: Bits<'_>, at: &mut usize) -> Result<usize, Malformed> {
 /// The section ids of `gpp_sid`. Ids above 63 count as unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Vec<u32>")]
-pub(super) struct SectionIds {
+pub struct SectionIds {
     known: u64,
     is_present: bool,
 }

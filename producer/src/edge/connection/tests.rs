@@ -6,6 +6,7 @@ use proto::{units::Sequence, wire::Record};
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream, DuplexStream, duplex},
+    sync::Semaphore,
     task::{JoinHandle, yield_now},
     time::timeout,
 };
@@ -49,6 +50,7 @@ pub(in crate::edge) fn edge_with(
         metrics,
         rejection_log: crate::edge::rejection_log(),
         refusals: Arc::default(),
+        large_answers: Arc::new(Semaphore::new(1)),
         draining,
     }
 }

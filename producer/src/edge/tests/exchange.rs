@@ -11,6 +11,7 @@ use crate::{
     edge::{
         Edge, ReadRequests,
         connection::tests::edge_with,
+        cookie_sync::Rest,
         head,
         mint::UidMode,
         response::{ResponseOptions, Responses},
@@ -85,10 +86,14 @@ impl Producer {
 
     /// The effects of this request and of all previous requests.
     pub(super) fn exchange(&self, request: &str, headers: &str) -> Exchange {
+        self.exchange_body(request, headers, "")
+    }
+
+    pub(super) fn exchange_body(&self, request: &str, headers: &str, body: &str) -> Exchange {
         let edge = &self.edge;
         let (mut known, mut batch) = (KnownDsps::default(), AppendBatch::default());
         edge.metrics.dsps.refresh(&mut known);
-        let mut response = Vec::new();
+        let (mut response, mut rest) = (Vec::new(), Rest::default());
         let mut read = ReadRequests {
             read_at: Instant::now(),
             client: None,
@@ -96,19 +101,23 @@ impl Producer {
             batch: &mut batch,
             tally: Tally::default(),
             output: &mut response,
+            rest: &mut rest,
         };
         let bytes = format!("{request} HTTP/1.1\r\n{headers}\r\n");
         let mut storage = head::headers();
         let (head, headers) = head::parse(bytes.as_bytes(), &mut storage)
             .unwrap()
             .unwrap();
-        let (outcome, origin) = edge.handle(&head, headers, &mut read).unwrap();
+        let (outcome, origin) = edge
+            .handle(&head, headers, body.as_bytes(), &mut read)
+            .unwrap();
         let mut responses = Responses::default();
         responses.set_time(SystemTime::UNIX_EPOCH);
         let options = ResponseOptions {
             head: head.method == "HEAD",
-            close: false,
+            close: read.rest.close,
             origin,
+            body: &read.rest.body,
         };
         responses.write(outcome, options, read.output);
         edge.append(&mut read).unwrap();

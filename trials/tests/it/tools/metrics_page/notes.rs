@@ -19,6 +19,7 @@ const fn group(title: &'static str, file: &'static str, prefix: &'static str) ->
 pub(super) const GROUPS: &[Group] = &[
     group("Sync requests", "producer/src/edge/metrics.rs", ""),
     group("Sync requests", "producer/src/dsps.rs", ""),
+    group("Sync plans", "producer/src/plan/metrics.rs", ""),
     group("Archive", "producer/src/metrics.rs", "producer_archive_"),
     group("Archive", "producer/src/archive.rs", ""),
     group(
@@ -139,7 +140,18 @@ pub(super) const LABELS: &[Label] = &[
         "producer_edge_requests_total",
         "outcome",
         "`accepted`; `uid_minted` (redirect that sets a user id); `opted_out`; `optout_…` (opt-out page); \
-         `preflight` (a script may send its request); otherwise [the reason for rejection](runbook.md#highrejectrate)",
+         `plan` (see `producer_plan_requests_total`); `sync_page`; `preflight` (a script may send its request); otherwise [the reason for rejection](runbook.md#highrejectrate)",
+    ),
+    label(
+        "producer_plan_dsps_total",
+        "outcome",
+        "`offered`, or the reason to leave it out: `filter`, `scope`, `country`, `privacy`, `in_sync`, `daily_limit`, `sampled`, \
+         `url_too_long`, `over_limit`",
+    ),
+    label(
+        "producer_plan_returns_total",
+        "outcome",
+        "as in `producer_dsp_cookies_total`",
     ),
     label(
         "producer_privacy_total",
