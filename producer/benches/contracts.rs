@@ -1,5 +1,5 @@
 //! Benchmark of the work that a DSP's contract adds to one valid request: its lookup, the buyer uid check, the privacy
-//! decision, and the rendering of a redirect. `parts.rs` measures the parsing of the request.
+//! decision, and the rendering of a redirect; and of a sync plan. `parts.rs` measures the parsing of the request.
 
 use std::num::NonZeroU16;
 
@@ -11,11 +11,15 @@ use producer::{
         redirect::{REDIRECT_MACROS, Template, Values},
     },
     edge::query::{Query, Scratch},
+    plan::{self, Context, Hints, Request},
 };
 use proto::units::DspId;
 
 /// Requests per call of a measured function.
 const ITEMS: usize = 10_000;
+
+/// Plans per call of a measured function.
+const PLANS: usize = 1_000;
 
 fn main() {
     divan::main();
@@ -112,6 +116,46 @@ fn privacy(bencher: Bencher<'_, '_>, signal: Signal) {
                 config.decide(&signals, config.host_vendor, &RefuseWhen::default()),
                 Outcome::Allowed
             );
+        }
+    });
+}
+
+/// A plan of 5 of 30 DSPs for a browser with hints of 10 others: reading the request and the hints, choosing, and writing the hints.
+#[divan::bench(args = [Signal::Absent, Signal::Tcf])]
+fn plan(bencher: Bencher<'_, '_>, signal: Signal) {
+    let mut text =
+        "[privacy]\nhost_vendor = 755\n[plan]\nbase = 'https://match.ssp.example'\n".to_owned();
+    for dsp in 1..=30 {
+        text += &format!("[dsp.{dsp}]\nname = 'partner-{dsp}'\nvendor = 755\n[dsp.{dsp}.sync]\n");
+        text += "image = 'https://cm.dsp.example/m?r={RETURN}&gdpr={GDPR}&gdpr_consent={GDPR_CONSENT}'\n";
+    }
+    let contracts = file::parse(&text).expect("valid contracts");
+    let body = match signal {
+        Signal::Tcf => format!("{{\"gdpr\": 1, \"gdpr_consent\": \"{TCF}\"}}"),
+        _ => "{}".to_owned(),
+    };
+    let mut hints = Hints::new("0123456789abcdef0123");
+    for dsp in 1..=10 {
+        hints.accept(DspId(dsp), 20);
+    }
+    let hints = hints.write(20, &contracts);
+    let mut rng = fastrand::Rng::with_seed(1);
+    bencher.counter(ItemsCount::new(PLANS)).bench_local(|| {
+        for _ in 0..PLANS {
+            let request = Request::parse(black_box(body.as_bytes()), &contracts);
+            let request = request.expect("a valid request");
+            let signals = request.signals();
+            let context = Context {
+                contracts: &contracts,
+                request: &request,
+                signals: &signals,
+                day: 20,
+                bytes_max: 1 << 20,
+            };
+            let mut hints = Hints::read(Some(hints.as_bytes()), "0123456789abcdef0123");
+            let plan = plan::plan(&context, &mut hints, &mut rng);
+            assert_eq!(plan.offers.len(), 5);
+            black_box(hints.write(20, &contracts));
         }
     });
 }

@@ -1,5 +1,7 @@
 //! Tests of scheduling and closing of one connection.
 
+mod plans;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::{units::Sequence, wire::Record};
