@@ -22,7 +22,7 @@ metrics! {
     JOBS gauge "revalidator_jobs" by ["state"]
         "Jobs by state, including ended jobs that are not yet deleted."
     JOB_ASSETS gauge "revalidator_job_assets" by ["job", "app"]
-        "Assets of a job that have been sent to workers. Single checks, finished jobs and jobs acknowledged by an operator have no series."
+        "Assets of a job that have been sent to workers. Single checks have no series; of the jobs that finished or that an operator acknowledged, the last ten have."
     JOB_CHECKED gauge "revalidator_job_checked_assets" by ["job", "app"]
         "Assets of a job that have a final result."
     JOB_RESUME gauge "revalidator_job_resume_unix_seconds" by ["job", "app", "state", "reason"]

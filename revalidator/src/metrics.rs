@@ -1,6 +1,6 @@
 //! Metrics of the revalidator.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use metric_defs::{buckets::ORIGIN_SECONDS, revalidator as defs};
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Result};
@@ -15,6 +15,9 @@ use crate::{
     messages::{JobStatus, Subscription},
     mirror::Mirror,
 };
+
+/// Number of jobs, finished or acknowledged by an operator, that still have series.
+const PAST_JOBS_MAX: usize = 10;
 
 /// Metrics updated by events.
 #[derive(Debug, Clone)]
@@ -108,10 +111,12 @@ pub fn register_state(registry: &Registry, mirror: Mirror, apps: CurrentApps) ->
         let now = unix_micros() / 1000;
         let age = longest_wait(&jobs, now);
         let throttled = throttled(jobs.iter().map(|job| &**job), now);
-        let is_shown = |job: &&Arc<JobStatus>| {
-            !job.push && !matches!(job_state(job), "finished" | "acknowledged")
-        };
-        let shown = jobs.iter().filter(is_shown);
+        let is_past = |job: &Arc<JobStatus>| matches!(job_state(job), "finished" | "acknowledged");
+        let all = jobs.iter().filter(|job| !job.push);
+        let (mut past, shown): (Vec<_>, Vec<_>) = all.partition(|job| is_past(job));
+        past.sort_unstable_by_key(|job| Reverse(job.ended_at));
+        past.truncate(PAST_JOBS_MAX);
+        let shown = shown.into_iter().chain(past);
         let shown: Vec<_> = shown.map(|job| explained(job, &throttled)).collect();
         let of_job = |def, count: fn(&JobStatus) -> u64| {
             let shown = shown.iter();

@@ -1,4 +1,4 @@
-//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, `/v1/status`, and the pages of each process.
+//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, `/v1/status`, `/v1/history`, and the pages of each process.
 //!
 //! It is read-only, except for the log filter. It has no authentication, so
 //! every program on the machine has access. A web page in a browser on the machine may also send requests:
@@ -73,6 +73,9 @@ const FILTER_TIMES: RangeInclusive<Duration> =
 
 /// Path of the status of the process.
 const STATUS: &str = "/v1/status";
+
+/// Path of the values of the graphs before the page was opened.
+const HISTORY: &str = "/v1/history";
 
 /// Timeout for receiving a filter, which fits in one packet.
 const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -182,6 +185,7 @@ impl Port {
             },
             "/readyz" => ready::reply(self.components()),
             STATUS => json(StatusCode::OK, &self.status()),
+            HISTORY => json(StatusCode::OK, &self.history()),
             LOG_FILTER => text(StatusCode::OK, format!("{}\n", logging::filter())),
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             _ => match self.pages.page(request.headers(), request.uri()).await {

@@ -201,7 +201,11 @@ async fn workers_of_all_processes_and_reasons_of_suspended_jobs_are_exported() {
     );
     simulation.wait_ended("a").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(series(&registry, "revalidator_job_resume_unix_seconds"), []);
+    let finished = ["a", "one", "finished", ""].map(str::to_owned).to_vec();
+    assert_eq!(
+        series(&registry, "revalidator_job_resume_unix_seconds"),
+        [(finished, 0.0)]
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,8 +21,14 @@ const request = (path) => fetch(path, { cache: "no-store", signal: AbortSignal.t
 
 // Rendering: each function creates its elements once, and returns a function that updates them for a view.
 
-const GRAPH_SECONDS = 300;
-const graph = (parent, title) => {
+// A second each. Those before the page was opened are those of intervals that the process recorded.
+const GRAPH_SECONDS = 600;
+const recorded = ({ seconds, series }, name) => {
+  const all = series[name] || [];
+  const values = name.endsWith("_total") ? all.slice(1).map((value, at) => Math.max(0, value - all[at]) / seconds) : all;
+  return values.flatMap((value) => Array(seconds).fill(value)).slice(-GRAPH_SECONDS);
+};
+const graph = (parent, title, history, name) => {
   const svg = (parent, name, tag) => {
     const node = parent.appendChild(document.createElementNS("http://www.w3.org/2000/svg", tag));
     node.setAttribute("class", name);
@@ -33,7 +39,7 @@ const graph = (parent, title) => {
   picture.setAttribute("preserveAspectRatio", "none");
   picture.setAttribute("role", "img");
   const [area, line] = [svg(picture, "area", "path"), svg(picture, "", "path")];
-  const values = [];
+  const values = recorded(history, name);
   return (value, show) => {
     values.push(value || 0);
     if (values.length > GRAPH_SECONDS) values.shift();
@@ -43,17 +49,17 @@ const graph = (parent, title) => {
     const points = values.map((value, at) => `${from + at} ${(29 - (max > 0 ? value / max : 0) * 28).toFixed(1)}`);
     line.setAttribute("d", "M" + points.join("L"));
     area.setAttribute("d", `M${points.join("L")}L${GRAPH_SECONDS - 1} 30L${from} 30Z`);
-    picture.setAttribute("aria-label", `${title} since the page was opened, maximum ${show(max)}`);
+    picture.setAttribute("aria-label", `${title} in the last ${time(values.length)}, maximum ${show(max)}`);
   };
 };
 
-const card = (parent, { title, headline: [value, show, mark], notes, graph: hasGraph, bar }) => {
+const card = (parent, history, { title, headline: [value, show, mark], notes, graph: name, bar }) => {
   const section = make(parent, "section", "card");
   make(section, "h2", "", title);
   const headline = make(section, "div", "headline", EMPTY);
   const progress = bar && make(section, "progress");
   const lines = (notes || []).map(([text, value, show]) => [make(section, "p"), text, value, show]);
-  const draw = hasGraph && graph(section, title);
+  const draw = name && graph(section, title, history, name);
   return (view) => {
     const found = value(view, {});
     setText(headline, show(found));
@@ -74,29 +80,27 @@ const tableRows = (body) => {
         row = document.createElement("tr");
         const first = make(row, "td", "name", name);
         if (more) make(first, "span", "more", more);
-        row.draws = cells.map(({ heading, hasGraph }) => {
+        for (const { heading } of cells) {
           const cell = make(row, "td");
           make(cell, "span");
           cell.dataset.label = heading;
-          return hasGraph && graph(cell, `${heading} of ${name}`);
-        });
+        }
         rows.set(key, row);
       }
       if (body.rows[at] !== row) body.insertBefore(row, body.rows[at] || null);
-      cells.forEach(({ text, mark, found, show }, at) => {
+      cells.forEach(({ text, mark }, at) => {
         const cell = row.cells[at + 1].firstChild;
         setText(cell, text);
         setClass(cell, mark);
-        if (row.draws[at]) row.draws[at](found, show);
       });
     });
     const keys = new Set(items.map(({ key }) => key));
     for (const [key, row] of rows) if (!keys.has(key)) { row.remove(); rows.delete(key); }
   };
 };
-const cell = (view, row, [heading, value, show, mark, hasGraph]) => {
+const cell = (view, row, [heading, value, show, mark]) => {
   const found = value(view, row);
-  return { heading, text: show(found), mark: mark ? mark(found) : "", hasGraph, found, show };
+  return { heading, text: show(found), mark: mark ? mark(found) : "" };
 };
 
 // Rows with bad values come first, up to RANKED_MAX; ROWS_SHOWN of them until the button is pressed.
@@ -155,13 +159,13 @@ const table = (parent, { title, by, of, hideZero, columns, items, none }) => {
   return draw;
 };
 
-const build = (process) => {
+const build = (process, history) => {
   const { cards, tables } = PROGRAMS[process];
   const columns = el("tables");
   table(columns, { title: "Components", items: [] });
   columns.firstChild.id = "components";
   const fillComponents = tableRows(columns.querySelector("tbody"));
-  const shows = cards.map((it) => card(el("cards"), it)).concat(tables.map((it) => table(columns, it)));
+  const shows = cards.map((it) => card(el("cards"), history, it)).concat(tables.map((it) => table(columns, it)));
   el("lookup").hidden = process !== "consumer";
   return (view) => {
     fillComponents(view.now.ready.components.map(({ component, state, ready }) => ({
@@ -202,7 +206,7 @@ const poll = async () => {
   samples.push(sample);
   if (samples.length > SAMPLES) samples.shift();
   const process = Object.keys(PROGRAMS).find((it) => sample.series.has(it + "_build_info"));
-  show = show || build(process);
+  show = show || build(process, await (await request("v1/history")).json());
   head(process, sample);
   show({ now: sample, before: samples[Math.max(0, samples.length - 2)], past: samples[0] });
 };

@@ -1,6 +1,6 @@
 "use strict";
 // The status page of every process. It reads /metrics and /v1/status every second and shows the contents listed in PROGRAMS. Rates
-// cover the last second, and quantiles the last ten seconds. Graphs begin when the page is opened. Untrusted text is only put
+// cover the last second, and quantiles the last ten seconds. Graphs show ten minutes. Untrusted text is only put
 // into text nodes.
 
 const el = (id) => document.getElementById(id);
@@ -68,6 +68,7 @@ const minus = (all, part) => (view, row) => {
   const total = all(view, row);
   return total === null ? null : total - part(view, row);
 };
+const orZero = (value) => (view, row) => value(view, row) ?? 0;
 const ratio = (part, all) => (view, row) => part(view, row) / all(view, row);
 const buckets = (sample, name, row) => {
   const counts = new Map();
@@ -93,8 +94,8 @@ const quantile = (name, q) => (view, row) => {
 
 // Contents of each program's page.
 //
-// A card has a value, `headline: [value, format, mark]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
-// A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark, graph]`. A table
+// A card has a value, `headline: [value, format, mark]`, notes below it, `[text, value, format]`, and the graph of a metric or a bar, `[value, limit]`.
+// A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark]`. A table
 // with `items` has a row per item, `[text, value, format, mark]`.
 
 const subscriberState = (view, row) => {
@@ -126,8 +127,8 @@ const unread = (value) => value(PAIRS, { outcome: "unavailable" });
 const PROGRAMS = {
   producer: {
     cards: [
-      { ...LOST, notes: [["of present subscribers", now("producer_subscriber_lost_cookies_total"), short]] },
-      { title: "Accepted", headline: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: true,
+      { ...LOST, notes: [["of present ones", now("producer_subscriber_lost_cookies_total"), short]] },
+      { title: "Accepted", headline: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: "producer_edge_requests_total",
         notes: [["total", now("producer_edge_requests_total", ACCEPTED), short]] },
       { title: "Not recorded", headline: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
         notes: [["total", minus(now("producer_edge_requests_total"), now("producer_edge_requests_total", ACCEPTED)), short]] },
@@ -136,7 +137,7 @@ const PROGRAMS = {
       { title: "Log", headline: [now("producer_log_bytes"), bytes], bar: [now("producer_log_bytes"), now("producer_log_limit_bytes")],
         notes: [["limit", now("producer_log_limit_bytes"), bytes], ["cookies", now("producer_log_cookies"), short]] },
       { title: "Log retention", headline: [now("producer_log_retained_seconds"), time] },
-      { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: true,
+      { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: "producer_subscriber_delivered_cookies_total",
         notes: [["subscribers", now("producer_subscriber_connected"), integer],
           ["in flight", now("producer_in_flight_bytes"), bytes]] },
     ],
@@ -188,16 +189,22 @@ const PROGRAMS = {
   consumer: {
     cards: [
       { ...LOST, notes: [["since the start", now("consumer_lost_total"), short], ["in crashes, at most", now("consumer_uncertain_loss_cookies_total"), short]] },
-      { title: "Received", headline: [perSecond("consumer_received_total"), rate], graph: true,
+      { title: "Received", headline: [perSecond("consumer_received_total"), rate], graph: "consumer_received_total",
         notes: [["total", now("consumer_received_total"), short], ["buffered", now("consumer_buffer_bytes"), bytes]] },
-      { title: "Written", headline: [perSecond("consumer_written_total"), rate], graph: true,
-        notes: [["batches", perSecond("consumer_batches_total"), rate], ["cookies per batch", quantile("consumer_batch_cookies", 0.5), short]] },
+      { title: "Written", headline: [perSecond("consumer_written_total"), rate], graph: "consumer_written_total",
+        notes: [["batches", perSecond("consumer_batches_total"), rate], ["per batch", quantile("consumer_batch_cookies", 0.5), short]] },
       { title: "Delivery latency", headline: [quantile("consumer_received_seconds", 0.5), time],
         notes: [["p99", quantile("consumer_received_seconds", 0.99), time]] },
-      { title: "Store latency", headline: [quantile("consumer_stored_seconds", 0.5), time],
-        notes: [["p99", quantile("consumer_stored_seconds", 0.99), time], ["pending", now("consumer_waiting_cookies"), short]] },
+      { title: "Oldest waiting cookie", headline: [now("consumer_oldest_batch_seconds"), time, (s) => s > 5 ? "bad" : ""],
+        notes: [["waiting", now("consumer_waiting_cookies"), short]] },
+      // While a write hangs, no cookie is stored that would count.
+      { title: "Store latency", headline: [(view) => {
+        const [p50, oldest] = [quantile("consumer_stored_seconds", 0.5)(view, {}), now("consumer_oldest_batch_seconds")(view, {})];
+        return oldest > 1 ? Math.max(oldest, p50) : p50;
+      }, time],
+        notes: [["p99", quantile("consumer_stored_seconds", 0.99), time]] },
       { title: "Store", headline: [now("consumer_store_up"), known((n) => n ? "up" : "down")],
-        notes: [["batch write time", quantile("consumer_flush_seconds", 0.5), time], ["errors", now("consumer_store_errors_total"), integer]] },
+        notes: [["batch write", quantile("consumer_flush_seconds", 0.5), time], ["errors", now("consumer_store_errors_total"), integer]] },
     ],
     tables: [
       { title: "Producers", by: ["producer"], of: "consumer_producer_connected", none: "No producers yet.", columns: [
@@ -256,7 +263,7 @@ const PROGRAMS = {
   },
   limiter: {
     cards: [
-      { title: "Requests", headline: [perSecond("limiter_requests_total"), rate], graph: true,
+      { title: "Requests", headline: [perSecond("limiter_requests_total"), rate], graph: "limiter_requests_total",
         notes: [["decisions refused", perSecond("limiter_decisions_total", { outcome: "refused" }), rate]] },
       { title: "Request latency", headline: [quantile("limiter_request_seconds", 0.5), time],
         notes: [["p99", quantile("limiter_request_seconds", 0.99), time]] },
@@ -290,18 +297,18 @@ const PROGRAMS = {
   },
   revalidator: {
     cards: [
-      { title: "Checked", headline: [perSecond("revalidator_requests_total"), rate], graph: true,
-        notes: [["total", now("revalidator_requests_total"), short]] },
-      { title: "Parallel requests", headline: [now("revalidator_concurrency"), integer], graph: true },
-      { title: "Response time of origins", headline: [quantile("revalidator_response_seconds", 0.5), time], graph: true,
+      { title: "Checked", headline: [orZero(perSecond("revalidator_requests_total")), rate], graph: "revalidator_requests_total",
+        notes: [["total", orZero(now("revalidator_requests_total")), short]] },
+      { title: "Parallel requests", headline: [orZero(now("revalidator_concurrency")), integer], graph: "revalidator_concurrency" },
+      { title: "Response time of origins", headline: [quantile("revalidator_response_seconds", 0.5), time],
         notes: [["p99", quantile("revalidator_response_seconds", 0.99), time]] },
       { title: "Workers", headline: [now("revalidator_workers"), integer],
         notes: [["oldest waiting job", now("revalidator_oldest_waiting_job_seconds"), time]] },
-      { title: "Removed", headline: [now("revalidator_removed_total"), short],
-        notes: [["held back", now("revalidator_held_back_total"), short]] },
+      { title: "Removed", headline: [orZero(now("revalidator_removed_total")), short],
+        notes: [["held back", orZero(now("revalidator_held_back_total")), short]] },
     ],
     tables: [
-      { title: "Jobs", by: ["job", "app"], of: "revalidator_job_resume_unix_seconds", none: "No open or cancelled jobs.", columns: [
+      { title: "Jobs", by: ["job", "app"], of: "revalidator_job_resume_unix_seconds", none: "No jobs yet.", columns: [
         ["state", label("revalidator_job_resume_unix_seconds", "state"), plain, (state) => JOB_MARKS[state] || ""],
         ["reason", label("revalidator_job_resume_unix_seconds", "reason"), plain, () => "text"],
         ["resumes", now("revalidator_job_resume_unix_seconds"), (n) => n ? timestamp(n) : EMPTY],
@@ -313,7 +320,7 @@ const PROGRAMS = {
         ["state", label("revalidator_concurrency", "state"), plain],
         ["job", label("revalidator_concurrency", "job"), plain, () => "text"],
         ["application", label("revalidator_concurrency", "app"), plain, () => "text"],
-        ["parallel requests", now("revalidator_concurrency"), integer, null, "graph"],
+        ["parallel requests", now("revalidator_concurrency"), integer],
       ] },
       { title: "Schedules", by: ["app"], of: "revalidator_schedule_next_unix_seconds", columns: [
         ["next job", now("revalidator_schedule_next_unix_seconds"), timestamp],

@@ -1,11 +1,13 @@
 """Checks the status pages of a producer and a consumer in a real Chromium, through its DevTools protocol.
 
-usage: pages.py CHROMIUM PRODUCER CONSUMER CONSUMER-NAME CONSUMER-PID HOSTILE-NAME KNOWN-USER BUYER-UID DIR
+usage: pages.py CHROMIUM JSON
 
-Writes screenshots of both pages to DIR, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
+JSON names the processes (their addresses, names and process ids), a match, and a directory for screenshots. Writes screenshots
+of both pages, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
 with 1 if a check fails. A page must not write to the console, send a request to another port, be wider than the screen, shift
 its layout when it updates, or insert a name as HTML. It must look up a user, show the durable position of the consumer, and turn red
-while the consumer is stopped.
+while the consumer is stopped. A page must also show losses, a store that hangs, a producer that is gone, many DSPs, and what was before it
+was opened.
 Needs only the standard library.
 """
 
@@ -15,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import time
 import urllib.request
 from urllib.parse import urlsplit
 
@@ -65,42 +68,164 @@ POSITIONS = """[...document.querySelectorAll('.figure, h2, th, td')].filter((nod
 TIMES = {0: "0 s", 0.000004: "4 µs", 0.0000123: "12 µs", 0.0009994: "999 µs", 0.0042: "4.2 ms", 0.0235: "24 ms", 1.24: "1.2 s"}
 
 
-# The column "durable up to" of the nodes that confirm. Other subscribers have a dash.
-DURABLE = """[...document.querySelectorAll('[data-label="durable up to"]')]
-  .map((cell) => Number(cell.textContent.replaceAll(",", ""))).filter((sequence) => !Number.isNaN(sequence))"""
+# The card with a title.
+CARD = "[...document.querySelectorAll('.card')].find((card) => card.querySelector('h2').textContent === {title!r})"
+
+# The cell of a column in the row that begins with a name.
+CELL = """[...document.querySelectorAll('tr')].find((row) => row.cells[0].firstChild?.textContent === {name!r} && row.offsetParent)
+  ?.querySelector('[data-label="{column}"]')"""
 
 
 def check_durable(page, consumer):
-    """The page follows the cursor of the only consumer, and is never ahead of it."""
+    """The page follows the cursor of a consumer, and is never ahead of it."""
 
     def cursor():
-        metrics = urllib.request.urlopen(f"http://{consumer}/metrics", timeout=TIMEOUT_SECONDS).read().decode()
-        return int(re.search(r"^consumer_cursor_sequence\{.*\} (\d+)$", metrics, re.MULTILINE)[1])
+        metrics = urllib.request.urlopen(f"http://{consumer['admin']}/metrics", timeout=TIMEOUT_SECONDS).read().decode()
+        # The other producer has no cookies.
+        return max(map(int, re.findall(r"^consumer_cursor_sequence\{.*\} (\d+)$", metrics, re.MULTILINE)))
 
-    page.wait(f"{DURABLE}.some((sequence) => sequence >= {cursor()})")
-    shown, after = page.run(DURABLE), cursor()
-    if len(shown) != 1 or shown[0] > after:
-        return [f"producer: durable up to {shown}, but the consumer's cursor is {after}"]
+    cell = CELL.format(name=consumer["name"], column="durable up to")
+    durable = f"Number({cell}.textContent.replaceAll(',', ''))"
+    page.wait(f"{durable} >= {cursor()}")
+    shown, after = page.run(durable), cursor()
+    return [f"producer: durable up to {shown}, but the consumer's cursor is {after}"] if shown > after else []
+
+
+def seconds(text):
+    """A text such as `2.5 s` or `1 min 3 s`; 0 for shorter times."""
+    parts = re.findall(r"(\d+(?:\.\d+)?) (s|min)(?: |$)", text)
+    return sum(float(number) * {"s": 1, "min": 60}[unit] for number, unit in parts)
+
+
+def wait_for(page, what, expression, is_reached):
+    """Waits until the text that an expression selects satisfies a condition."""
+    end = time.monotonic() + TIMEOUT_SECONDS
+    text = None
+    while time.monotonic() < end:
+        text = page.run(f"({expression})?.textContent ?? ''")
+        if is_reached(text):
+            return []
+        time.sleep(0.2)
+    return [f"{what}: {text}"]
+
+
+def check_graphs(page, address):
+    """Graphs show what was before the page was opened."""
+    page.show(address, 1280, "light")
+    drawn = page.run("document.querySelector('svg path:last-child').getAttribute('d').split('L').length")
+    return [] if drawn > 10 else [f"a graph of a new page has {drawn} values"]
+
+
+def check_many(page, address, http):
+    """A table shows ten rows, all, or those that contain a text."""
+    for dsp in range(9001, 9031):
+        request = urllib.request.Request(f"http://{http}/?d={dsp}&b=x", headers={"Cookie": "uid=u"})
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
+    page.show(address, 1280, "light")
+    table = CARD.format(title="DSPs")
+    rows = f"{table}.querySelectorAll('tbody tr').length"
+    page.wait(f"{rows} === 10 && !{table}.querySelector('.tools').hidden")
+    page.run(f"{table}.querySelector('button').click()")
+    page.wait(f"{rows} >= 30")
+    page.run(f"{{const input = {table}.querySelector('input'); input.value = '900'; input.dispatchEvent(new Event('input'))}}")
+    page.wait(f"{rows} === 9")
     return []
 
 
-def check_silence(page, name, process_id, directory):
+def check_layout(page, where):
+    """No text leaves its cell or card, no word of a tile is broken, and idle graphs draw nothing."""
+    found = page.run("""[...document.querySelectorAll('.headline, h2, .figure, td span, .card p')].filter((node) => node.offsetParent
+      && node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== 'inline').map((node) => node.textContent)""")
+    dots = page.run("""[...document.querySelectorAll('svg')].filter((node) => getComputedStyle(node).visibility !== 'hidden'
+      && node.getAttribute('aria-label').includes('maximum 0')).length""")
+    return [f"{where}: {text} does not fit" for text in found] + [f"{where}: an idle graph is drawn"] * dots
+
+
+def check_hanging_store(page, producer, node, directory):
+    """A store that hangs is seen at the node and at the producer, although everything is delivered."""
+    os.kill(node["mongod"], signal.SIGSTOP)
+    try:
+        page.show(node["admin"], 1280, "light")
+        errors = []
+        for title in ("Oldest waiting cookie", "Store latency"):
+            headline = CARD.format(title=title) + ".querySelector('.headline')"
+            errors += wait_for(page, title, headline, lambda text: seconds(text) >= 6)
+        if "bad" not in page.run(CARD.format(title="Oldest waiting cookie") + ".className"):
+            errors.append("the oldest waiting cookie is not red")
+        page.screenshot(f"{directory}/consumer-hanging-store.png")
+        page.show(producer, 1280, "light")
+        cell = CELL.format(name=node["name"], column="not durable")
+        errors += wait_for(page, "not durable", cell, lambda text: re.fullmatch(r"[\d.,]+( [kM])?", text) and text != "0")
+        errors += wait_for(page, "not durable for", CELL.format(name=node["name"], column="for"), lambda text: seconds(text) >= 6)
+        errors += wait_for(page, "state", CELL.format(name=node["name"], column="state"), lambda text: text == "connected")
+        page.screenshot(f"{directory}/producer-hanging-store.png")
+        return errors
+    finally:
+        os.kill(node["mongod"], signal.SIGCONT)
+
+
+def check_losses(page, producer, consumer, directory):
+    """After losses, the first tile is red, and so is the subscriber at the producer, in its first rows."""
+    errors = []
+    for address in (producer, consumer["admin"]):
+        page.show(address, 1280, "light")
+        page.wait("document.querySelector('#cards .card').classList.contains('bad')")
+        title = page.run("document.querySelector('#cards h2').textContent")
+        if title != "Lost in the last hour":
+            errors.append(f"the first tile is {title}")
+        page.screenshot(f"{directory}/{'producer' if address == producer else 'consumer'}-lost.png")
+    page.show(producer, 1280, "light")
+    page.wait(f"{CELL.format(name=consumer['name'], column='lost')}?.firstChild.className.endsWith('bad')")
+    first = page.run("document.querySelector('tr [data-label=lost] span').className")
+    return errors + ([] if first.endswith("bad") else ["a subscriber without losses comes first"])
+
+
+def check_disconnected(page, consumer, process_id):
+    """A producer that is gone has no lag."""
+    os.kill(process_id, signal.SIGTERM)
+    page.show(consumer, 1280, "light")
+    page.wait("[...document.querySelectorAll('[data-label=connected]')].some((cell) => cell.textContent === 'no')")
+    rows = page.run("""[...document.querySelectorAll('tr')].map((row) => [...row.querySelectorAll('[data-label]')].map((cell) =>
+      cell.textContent)).filter((cells) => cells.length > 2 && cells[0] === 'no')""")
+    return [] if rows and all(cells[1] == "–" for cells in rows) else [f"rows of gone producers: {rows}"]
+
+
+def check_limiter(page, limiter):
+    """A call under two limits counts once."""
+    page.show(limiter["admin"], 1280, "light")
+    headline = CARD.format(title="Requests") + ".querySelector('.headline').textContent"
+    page.run(f"globalThis.highest = 0; setInterval(() => globalThis.highest = Math.max(globalThis.highest, parseFloat({headline}) || 0), 50)")
+    for _ in range(100):
+        url = f"http://{limiter['http']}/v1/limits/partner/client-7/reserve"
+        request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"})
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
+    page.wait("globalThis.highest > 0")
+    time.sleep(2.5)
+    highest = page.run("globalThis.highest")
+    return [] if highest <= 120 else [f"100 calls are shown as {highest}/s"]
+
+
+def check_silence(page, consumer, directory):
     """A page whose process does not respond says so in red, and recovers."""
-    if (title := page.run("document.title")) != f"{name} · consumer":
+    if (title := page.run("document.title")) != f"{consumer['name']} · consumer":
         return [f"the title is {title}"]
-    os.kill(process_id, signal.SIGSTOP)
+    os.kill(consumer["pid"], signal.SIGSTOP)
     try:
         page.wait("document.getElementById('ready').textContent.startsWith('no response since ')")
         page.screenshot(f"{directory}/consumer-stopped.png")
         colors = page.run("['header', '#ready'].map((it) => getComputedStyle(document.querySelector(it)).color)")
+        # Until its producer has dropped what it does not read.
+        time.sleep(15)
     finally:
-        os.kill(process_id, signal.SIGCONT)
+        os.kill(consumer["pid"], signal.SIGCONT)
     page.wait("!document.body.classList.contains('stale') && document.getElementById('ready').textContent === 'ready'")
     normal = page.run("getComputedStyle(document.querySelector('header')).color")
     return [] if colors[0] == colors[1] != normal else [f"the header is {colors[0]}, normally {normal}"]
 
 
-def check(page, pages, name, process_id, hostile, user, uid, directory):
+def check(page, about):
+    pages = {process: about[process]["admin"] for process in ("producer", "consumer")}
+    hostile, directory, [user, uid] = about["hostile"], about["directory"], about["match"]
     errors = []
     for process, address in pages.items():
         for width in (400, 1280):
@@ -121,9 +246,10 @@ def check(page, pages, name, process_id, hostile, user, uid, directory):
                     errors.append(f"{where}: a name was inserted as HTML")
                 if process == "producer" and hostile not in page.run("document.body.textContent"):
                     errors.append(f"{where}: {hostile} is not shown")
+                errors += check_layout(page, where)
                 page.screenshot(f"{directory}/{process}-{width}-{scheme}.png")
         if process == "producer":
-            errors += check_durable(page, pages["consumer"])
+            errors += check_durable(page, about["consumer"])
         for seconds, shown in TIMES.items():
             if page.run(f"time({seconds})") != shown:
                 errors.append(f"{process}: {seconds} s is shown as {page.run(f'time({seconds})')}")
@@ -131,14 +257,22 @@ def check(page, pages, name, process_id, hostile, user, uid, directory):
     page.run(f"document.getElementById('user').value = {json.dumps(user)}; document.querySelector('form button').click()")
     page.wait(f"document.getElementById('uids').textContent.includes({json.dumps(uid)})")
     page.screenshot(f"{directory}/consumer-lookup.png")
-    errors += check_silence(page, name, process_id, directory)
-    return errors + violations(page, pages.values())
+    errors += check_graphs(page, pages["consumer"])
+    errors += check_many(page, pages["producer"], about["producer"]["http"])
+    errors += check_hanging_store(page, pages["producer"], about["on_mongod"], directory)
+    errors += check_limiter(page, about["limiter"])
+    page.show(pages["consumer"], 1280, "light")
+    errors += check_silence(page, about["consumer"], directory)
+    errors += check_losses(page, pages["producer"], about["consumer"], directory)
+    errors += check_disconnected(page, pages["consumer"], about["other_producer"])
+    addresses = [*pages.values(), about["on_mongod"]["admin"], about["limiter"]["admin"]]
+    return errors + violations(page, addresses)
 
 
 def main():
-    chromium, producer, consumer, name, process_id, *more = sys.argv[1:]
+    chromium, about = sys.argv[1:]
     with browser(chromium) as port:
-        errors = check(StatusPage(port), {"producer": producer, "consumer": consumer}, name, int(process_id), *more)
+        errors = check(StatusPage(port), json.loads(about))
     print("\n".join(errors) or "no errors")
     sys.exit(1 if errors else 0)
 
