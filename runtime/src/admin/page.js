@@ -118,7 +118,7 @@ const table = (parent, { title, by, of, hideZero, columns, items, none }) => {
   const section = make(parent, "section", "card");
   make(section, "h2", "", title);
   const wide = make(section, "div", "wide");
-  const element = make(wide, "table", !columns ? "items" : columns.length > 3 ? "stack" : "");
+  const element = make(wide, "table", !columns || columns.length < 2 ? "items" : columns.length > 3 ? "stack" : "");
   if (columns) {
     const head = make(make(element, "thead"), "tr");
     make(head, "th", "", by[0]);

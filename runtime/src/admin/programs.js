@@ -135,8 +135,8 @@ const PROGRAMS = {
       { title: "Request latency", headline: [quantile("producer_edge_request_seconds", 0.5), time],
         notes: [["p99", quantile("producer_edge_request_seconds", 0.99), time]] },
       { title: "Log", headline: [now("producer_log_bytes"), bytes], bar: [now("producer_log_bytes"), now("producer_log_limit_bytes")],
-        notes: [["limit", now("producer_log_limit_bytes"), bytes], ["cookies", now("producer_log_cookies"), short]] },
-      { title: "Log retention", headline: [now("producer_log_retained_seconds"), time] },
+        notes: [["limit", now("producer_log_limit_bytes"), bytes], ["cookies", now("producer_log_cookies"), short],
+          ["retained", now("producer_log_retained_seconds"), time]] },
       { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: "producer_subscriber_delivered_cookies_total",
         notes: [["subscribers", now("producer_subscriber_connected"), integer],
           ["in flight", now("producer_in_flight_bytes"), bytes]] },
@@ -202,9 +202,8 @@ const PROGRAMS = {
         const [p50, oldest] = [quantile("consumer_stored_seconds", 0.5)(view, {}), now("consumer_oldest_batch_seconds")(view, {})];
         return oldest > 1 ? Math.max(oldest, p50) : p50;
       }, time],
-        notes: [["p99", quantile("consumer_stored_seconds", 0.99), time]] },
-      { title: "Store", headline: [now("consumer_store_up"), known((n) => n ? "up" : "down")],
-        notes: [["batch write", quantile("consumer_flush_seconds", 0.5), time], ["errors", now("consumer_store_errors_total"), integer]] },
+        notes: [["p99", quantile("consumer_stored_seconds", 0.99), time], ["batch write", quantile("consumer_flush_seconds", 0.5), time],
+          ["errors", now("consumer_store_errors_total"), integer]] },
     ],
     tables: [
       { title: "Producers", by: ["producer"], of: "consumer_producer_connected", none: "No producers yet.", columns: [
