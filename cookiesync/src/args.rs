@@ -125,6 +125,11 @@ pub(crate) enum Command {
         /// DSP id
         dsp: NonZeroU32,
     },
+    /// Show what becomes of the syncs of each DSP: offers in sync plans, completed ones, matches, and lookups
+    ///
+    /// All counts are those since the start of each process. `stored` is that of the node with the most; with an embedded store, an
+    /// estimate. The dashboard has the rates of a day and a week ago.
+    Partners,
     /// Change the log filter of a process for some time; the process restores it by itself
     LogFilter(LogFilterArgs),
     /// Try the production checklist of docs/operation.md against the running cluster

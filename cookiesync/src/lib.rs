@@ -10,6 +10,7 @@ mod args;
 mod check;
 mod cluster;
 mod nodes;
+mod partners;
 mod report;
 mod status;
 mod users;
@@ -72,6 +73,7 @@ async fn report(cli: Cli) -> Result<Report> {
         Command::Delete { user, dsp } => users::delete(&cluster, &user, dsp).await,
         Command::Lookup { user } => Ok(users::lookup(&cluster, &user).await),
         Command::Why { user, dsp } => Ok(users::why(&cluster, &user, dsp).await),
+        Command::Partners => Ok(partners::report(&cluster).await),
         Command::LogFilter(args) => status::set_log_filter(&cluster, &args).await,
         Command::Check { survive } => Ok(check::report(&cluster, survive).await),
     }

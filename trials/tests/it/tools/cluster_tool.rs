@@ -127,6 +127,9 @@ async fn tool_shows_and_changes_a_cluster_and_names_a_killed_node() -> Result<()
     let found = ["dsp", "buyer_uid"].map(|key| rows[0][key].clone());
     assert_eq!(found, [json!("17"), json!("a-1")]);
     ensure!(rows[0]["accepted_at"].is_string(), "{rows:?}");
+    let rows = tool.rows(0, &["partners"]).await?;
+    let partner = ["dsp", "accepted", "offered"].map(|key| rows[0][key].clone());
+    assert_eq!(partner, [json!("17"), json!(1), Value::Null]);
     let rows = tool.rows(0, &["why", "alice", "17"]).await?;
     ensure!(rows.len() == 2 && rows[1]["reason"] == "found", "{rows:?}");
     let text = tool.run(1, &["why", "bob", "17"]).await?;
@@ -223,6 +226,7 @@ async fn tool_shows_and_changes_a_cluster_and_names_a_killed_node() -> Result<()
         &["status"][..],
         &["nodes"],
         &["lookup", "alice"],
+        &["partners"],
         &["check"],
     ] {
         none.run(2, command).await?;
