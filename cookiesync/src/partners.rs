@@ -127,6 +127,7 @@ pub(crate) async fn report(cluster: &Cluster) -> Report {
         }
     }
     let mut rows: Vec<_> = partners.iter().collect();
+    rows.sort_by_key(|(dsp, _)| dsp.len());
     rows.sort_by(|(_, a), (_, b)| a.completion().total_cmp(&b.completion()));
     report.rows = rows.into_iter().map(|(dsp, it)| it.row(dsp)).collect();
     report

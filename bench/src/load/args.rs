@@ -52,6 +52,10 @@ pub struct LoadArgs {
     /// DSPs. The producer must have the contracts in examples/hostile.toml, which refuse all of them. The report counts requests by reason.
     #[arg(long)]
     pub hostile: bool,
+    /// Send requests for sync plans instead of cookies, each for another user: POST /cookie_sync. The producer must have contracts with
+    /// [plan]; otherwise, all responses have status 404.
+    #[arg(long, conflicts_with = "hostile")]
+    pub plan: bool,
     /// Number of sending threads [default: 2, or 1 on a single core].
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,
@@ -113,6 +117,7 @@ impl LoadArgs {
             traffic: self.traffic.traffic(),
             first_connection: 0,
             hostile: self.hostile,
+            plans: self.plan,
             lookups: None,
             keeps_history: false,
         })

@@ -52,6 +52,8 @@ pub struct Plan {
     pub first_connection: u64,
     /// Send hostile requests instead of the cookies.
     pub hostile: bool,
+    /// Send requests for sync plans instead of the cookies.
+    pub plans: bool,
     /// Send lookups instead of the cookies. Requires a pipeline of 1.
     pub lookups: Option<Lookups>,
     /// Keep outcome and times of each request in [`LoadOutcome::histories`](super::LoadOutcome::histories), at 32 bytes per
@@ -75,6 +77,8 @@ pub(super) struct Task {
     pub(super) requests: u64,
     /// Requests in place of the cookies.
     pub(super) hostile: Option<Arc<HostileMix>>,
+    /// Requests for sync plans in place of the cookies.
+    pub(super) plans: bool,
     /// Lookups in place of the cookies.
     pub(super) lookups: Option<Lookups>,
     /// Whether outcome and times of each request are kept.
@@ -89,6 +93,9 @@ impl Task {
             return lookups.put(buffer, self.connection, number);
         }
         let cookie = self.traffic.cookie(self.connection, number);
+        if self.plans {
+            return self.template.put_plan(buffer, cookie.user_id_bytes());
+        }
         let parts = match &self.hostile {
             None => Parts::from(&cookie),
             Some(mix) => mix.parts(self.connection, number, &cookie),
@@ -131,6 +138,7 @@ impl Plan {
             traffic,
             first_connection: 0,
             hostile: false,
+            plans: false,
             lookups: None,
             keeps_history: true,
         }
@@ -199,6 +207,7 @@ impl Plan {
                 total => total / connections + u64::from(index < total % connections),
             },
             hostile: hostile.clone(),
+            plans: self.plans,
             lookups: self.lookups.clone(),
             keeps_history: self.keeps_history,
         };

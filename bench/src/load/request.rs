@@ -8,6 +8,9 @@ use crate::traffic::SyntheticCookie;
 /// Name of the HTTP cookie, the end of [`Template::before_user_id`].
 const USER: &[u8] = b"Cookie: uid=";
 
+/// The body of a request for a sync plan, as Prebid.js sends it.
+const PLAN_BODY: &str = r#"{"uuid":"5bd0e8e2-2a4b-4ac3-9f5e-0c2b8d1c6f11","bidders":[],"limit":5,"coopSync":true,"gdpr":0,"gdpr_consent":"CQraFkAQraFkAAfAHAENB4FgAP_gAAAAAAAAIls_ifjtFzsvqSZsT2QVHpt7qOaRydl1SJk6rfvVd9l79F8tp6I7_lT9utkzfTbrKv0-d49KPXf4P23Ju2v_d2Q3eyn7KNVc1KOyTIcB4q_f87-d2toS6E_KX77ebM138t1cn4aw6BnWvzg"}"#;
+
 /// Values of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts<'a> {
@@ -38,6 +41,8 @@ pub(super) struct Template {
     port: u16,
     before_dsp_id: Vec<u8>,
     before_user_id: Vec<u8>,
+    /// Of a request for a sync plan, with the name of the HTTP cookie.
+    plan_before_user_id: Vec<u8>,
 }
 
 impl Template {
@@ -69,12 +74,29 @@ impl Template {
             port: authority.port_u16().unwrap_or(80),
             before_dsp_id: format!("GET {path}d=").into_bytes(),
             before_user_id: format!(" HTTP/1.1\r\nHost: {authority}\r\nCookie: uid=").into_bytes(),
+            plan_before_user_id: format!(
+                "POST /cookie_sync HTTP/1.1\r\nHost: {authority}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nCookie: uid=",
+                PLAN_BODY.len()
+            )
+            .into_bytes(),
         })
     }
 
     /// Host and port for the resolver.
     pub(super) fn host_and_port(&self) -> (&str, u16) {
         (&self.host, self.port)
+    }
+
+    /// Appends a request for a sync plan for this user.
+    pub(super) fn put_plan(&self, buffer: &mut Vec<u8>, user_id: &[u8]) {
+        for part in [
+            &self.plan_before_user_id,
+            user_id,
+            b"\r\n\r\n",
+            PLAN_BODY.as_bytes(),
+        ] {
+            buffer.extend_from_slice(part);
+        }
     }
 
     /// Appends the request with these values.
@@ -143,6 +165,22 @@ mod tests {
         let cookie_line = format!("Cookie: uid={}\r\n", cookie.user_id());
         let expected = expected.replace(&cookie_line, "");
         assert_eq!(String::from_utf8(request).unwrap(), expected);
+    }
+
+    #[test]
+    fn request_for_a_plan_has_a_body_with_its_length() {
+        let template = Template::new(&"http://a:1/sync".parse().unwrap()).unwrap();
+        let mut request = Vec::new();
+        template.put_plan(&mut request, b"u");
+        let text = String::from_utf8(request).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.starts_with("POST /cookie_sync HTTP/1.1\r\nHost: a:1\r\n"),
+            "{head}"
+        );
+        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())));
+        assert!(head.ends_with("\r\nCookie: uid=u"), "{head}");
+        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
     }
 
     #[test]

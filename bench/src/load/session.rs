@@ -298,7 +298,8 @@ impl Session {
     fn take_responses(&mut self) -> Result<(), BrokenConnection> {
         let now = self.now_nanos();
         let mut accepted = 0;
-        let has_equal_responses = self.task.hostile.is_none() && self.task.lookups.is_none();
+        let has_equal_responses =
+            self.task.hostile.is_none() && self.task.lookups.is_none() && !self.task.plans;
         while self.parsed < self.received {
             let bytes = &self.incoming[self.parsed..self.received];
             if !self.last_accepted.is_empty() && bytes.starts_with(&self.last_accepted) {
