@@ -46,7 +46,7 @@ pub(crate) struct ClusterArgs {
     pub(crate) hosts: Hosts,
 
     /// Maximum time for all responses; `delete` and `forget` wait longer, because a producer waits for others
-    #[arg(long, value_name = "TIME", default_value = "900ms", value_parser = time(Duration::from_millis(10)..=TIME_MAX))]
+    #[arg(long, value_name = "TIME", default_value = "800ms", value_parser = time(Duration::from_millis(10)..=TIME_MAX))]
     pub(crate) timeout: Duration,
 
     /// Print JSON instead of a table

@@ -41,7 +41,7 @@ const graph = (parent, title, history, name) => {
   const [area, line] = [svg(picture, "area", "path"), svg(picture, "", "path")];
   const values = recorded(history, name);
   return (value, show) => {
-    values.push(value || 0);
+    values.push(value ?? values.at(-1) ?? 0);
     if (values.length > GRAPH_SECONDS) values.shift();
     const max = Math.max(...values);
     picture.style.visibility = max > 0 ? "" : "hidden";
