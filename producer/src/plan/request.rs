@@ -62,7 +62,9 @@ impl<'a> Request<'a> {
     /// What is invalid, in one line.
     pub fn parse(body: &'a [u8], contracts: &Contracts) -> Result<Self, String> {
         let object: Result<Object<Body<'a>>, _> = serde_json::from_slice(body);
-        let Object(body) = object.map_err(|error| error.to_string())?;
+        // An unknown filter is quoted as it was sent.
+        let one_line = |error: serde_json::Error| error.to_string().replace(char::is_control, " ");
+        let Object(body) = object.map_err(one_line)?;
         let Body {
             bidders,
             limit,

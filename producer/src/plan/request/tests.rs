@@ -98,6 +98,10 @@ fn invalid_bodies_are_rejected_with_a_reason() {
             "{\"filterSettings\": {\"image\": {\"filter\": \"only\"}}}",
             "unknown variant",
         ),
+        (
+            r#"{"filterSettings": {"image": {"filter": "a\nb"}}}"#,
+            "unknown variant `a b`",
+        ),
     ] {
         check_error(body, expected);
     }
