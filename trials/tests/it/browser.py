@@ -15,11 +15,10 @@ import ssl
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from urllib.parse import parse_qs, urlsplit
 
 from devtools import TIMEOUT_SECONDS, Page, browser
+from visitor import Visitor
 
 PIXEL = "1x1"
 
@@ -59,50 +58,19 @@ class Partners(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Walk:
+class Walk(Visitor):
     def __init__(self, page, edge, producer, consumer, partners):
-        self.page, self.edge, self.producer, self.consumer = page, edge, producer, consumer
+        super().__init__(page, edge, producer, consumer)
         self.publisher = f"https://publisher.example:{partners}/"
-
-    def visit(self, url):
-        self.page.run("globalThis.isOld = true")
-        self.page.call("Page.navigate", url=url)
-        self.page.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)} && !globalThis.isOld")
 
     def load(self, query, edge=None):
         """Loads a sync as an image of the publisher's page."""
         return self.page.run(LOAD % json.dumps(f"{edge or self.edge}/sync?{query}"))
 
-    def cookies(self, name, edge=None):
-        cookies = self.page.call("Network.getAllCookies")["cookies"]
-        host = urlsplit(edge or self.edge).hostname
-        return [cookie for cookie in cookies if cookie["name"] == name and cookie["domain"] == host]
-
-    def uid(self, edge=None):
-        cookies = self.cookies("uid", edge)
-        assert len(cookies) == 1, cookies
-        assert cookies[0]["secure"] and cookies[0]["httpOnly"] and cookies[0]["sameSite"] == "None", cookies
-        return cookies[0]["value"]
-
     def requests(self):
         """Sync requests by outcome."""
-        metrics = urllib.request.urlopen(f"http://{self.producer}/metrics", timeout=TIMEOUT_SECONDS).read().decode()
-        found = re.findall(r'^producer_edge_requests_total\{outcome="(\w+)"\} (\d+)$', metrics, re.MULTILINE)
-        return {outcome: int(count) for outcome, count in found if count != "0"}
-
-    def stored(self, user):
-        try:
-            url = f"http://{self.consumer}/v1/users/{user}"
-            return json.load(urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS))["buyer_uids"]
-        except urllib.error.HTTPError as error:
-            assert error.code == 404, error
-            return {}
-
-    def wait_stored(self, user, expected):
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (found := self.stored(user)) != expected:
-            assert time.monotonic() < deadline, f"{found} instead of {expected}"
-            time.sleep(0.02)
+        counts = self.counts("producer_edge_requests_total")
+        return {labels.split('"')[1]: count for labels, count in counts.items()}
 
     def counted(self, before):
         """Requests counted since `before`, by outcome."""
@@ -144,9 +112,7 @@ def opt_out(walk, user):
 
 
 def without_third_party_cookies(walk, partitioned):
-    walk.page.call("Network.clearBrowserCookies")
-    walk.page.call("Network.setCookieControls", enableThirdPartyCookieRestriction=True,
-                   disableThirdPartyCookieMetadata=True, disableThirdPartyCookieHeuristics=True)
+    walk.without_third_party_cookies()
     walk.visit(walk.publisher)
     before = walk.requests()
     assert walk.load("d=17&b=blocked") == "error"

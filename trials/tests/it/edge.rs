@@ -5,6 +5,7 @@ mod browsers;
 mod dsp_isolation;
 mod fake_dsps;
 mod hostile;
+mod plans;
 mod refusals;
 pub(crate) mod security;
 mod syncs;
