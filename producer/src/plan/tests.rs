@@ -1,5 +1,7 @@
 //! Tests of the choice, without HTTP.
 
+mod week;
+
 use std::collections::BTreeMap;
 
 use super::*;
