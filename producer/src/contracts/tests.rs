@@ -342,6 +342,13 @@ fn sample_files_are_valid() {
     let (_, sample) = page.split_once("```toml\n").unwrap();
     let (sample, _) = sample.split_once("```").unwrap();
     assert_eq!(file::parse(sample).unwrap().listed().len(), 1);
+    let example = include_str!("../../../examples/plan.toml");
+    let (_, sample) = page.split_once("## Start syncs yourself").unwrap();
+    let (_, sample) = sample.split_once("```toml\n").unwrap();
+    let (sample, _) = sample.split_once("```").unwrap();
+    for (text, dsps) in [(example, 3), (sample, 1)] {
+        assert_eq!(file::parse(text).unwrap().synced.len(), dsps);
+    }
 }
 
 #[test]

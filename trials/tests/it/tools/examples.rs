@@ -431,3 +431,35 @@ async fn limits_script_shows_how_the_queue_drains() -> Result<()> {
     assert_eq!(last, "accepted 900 queued 0", "{printed:#?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn sync_plan_example_shows_that_the_plan_after_the_matches_is_empty() -> Result<()> {
+    let dir = TempDir::new()?;
+    let contracts = example("plan.toml").display().to_string();
+    let producer = Producer::start(&dir, &["--contracts", &contracts, "--uid", "mint"]).await?;
+    let (code, stdout, stderr) =
+        run_api_example("python/sync_plan.py", &[&producer.http], "").await?;
+    ensure!(code == 0, "{code} {stdout} {stderr}");
+    let mut printed: Vec<_> = stdout.lines().map(str::trim).collect();
+    // The order of the partners is random.
+    for left_out in [1..4, 9..12] {
+        printed[left_out].sort_unstable();
+    }
+    let expected = [
+        "plan 1: no_cookie, 0 partners; HTTP cookies: uid",
+        "alpha left out: No user id",
+        "beta left out: No user id",
+        "gamma left out: No user id",
+        "plan 2: no_cookie, 3 partners; HTTP cookies: sy uid",
+        "alpha (redirect) returned to /setuid: 200",
+        "beta (redirect) returned to /setuid: 200",
+        "gamma (iframe) returned to /setuid: 200",
+        "plan 3: ok, 0 partners; HTTP cookies: sy uid",
+        "alpha left out: Already in sync",
+        "beta left out: Already in sync",
+        "gamma left out: Already in sync",
+    ];
+    assert_eq!(printed, expected);
+    assert_eq!(producer.appended().await?, 3);
+    Ok(())
+}
