@@ -53,7 +53,7 @@ pub struct LoadArgs {
     #[arg(long)]
     pub hostile: bool,
     /// Send requests for sync plans instead of cookies, each for another user: POST /cookie_sync. The producer must have contracts with
-    /// [plan]; otherwise, all responses have status 404.
+    /// a table `plan`; otherwise, all responses have status 404.
     #[arg(long, conflicts_with = "hostile")]
     pub plan: bool,
     /// Number of sending threads [default: 2, or 1 on a single core].

@@ -28,7 +28,7 @@
 //! ```
 //!
 //! `limit` takes the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also
-//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `[limits.NAME]` and `[sharing]`. [`sync`]
+//! contain all keys of a limits file, for limits of several DSPs: `unknown`, `[limits.NAME]` and `[sharing]`. The module `sync`
 //! describes `[plan]` and `[dsp.ID.sync]`.
 
 mod sync;
