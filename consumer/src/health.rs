@@ -1,15 +1,11 @@
 //! Health of this process, as reported by `/readyz` and `/healthz`.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
 use proto::units::DspId;
 use runtime::ready::Component;
-use tokio::time::Instant;
 
 use crate::producers::{Producers, Snapshot};
 
@@ -17,8 +13,6 @@ use crate::producers::{Producers, Snapshot};
 #[derive(Debug)]
 pub struct Health {
     store_down: Mutex<Option<StoreFailure>>,
-    /// When the writer received each batch that is not durable.
-    unstored_batches: Mutex<VecDeque<Instant>>,
     /// DSPs whose database fails, with the reason.
     failing_dsps: Mutex<BTreeMap<DspId, String>>,
     /// The progress of filling this node, if `--copy-from` is set.
@@ -51,7 +45,6 @@ impl Default for Health {
                 why: "not opened yet".to_owned(),
                 needs_restart: false,
             })),
-            unstored_batches: Mutex::default(),
             failing_dsps: Mutex::default(),
             copy: Mutex::default(),
             producers: Producers::default(),
@@ -86,22 +79,6 @@ impl Health {
         let store = self.store_down.lock();
         let down = store.as_ref().filter(|down| down.needs_restart)?;
         Some(format!("store: {}", down.why))
-    }
-
-    /// Notes that the writer received a batch.
-    pub fn batch_received(&self) {
-        self.unstored_batches.lock().push_back(Instant::now());
-    }
-
-    /// Notes that the oldest batch is durable.
-    pub fn batch_stored(&self) {
-        self.unstored_batches.lock().pop_front();
-    }
-
-    /// The age of the oldest batch that is not durable; zero without one.
-    pub fn oldest_batch(&self) -> Duration {
-        let received = self.unstored_batches.lock().front().copied();
-        received.map_or(Duration::ZERO, |received| received.elapsed())
     }
 
     /// Marks a DSP as failing, and logs the first failure.

@@ -23,12 +23,19 @@
 //! Every update and every scrape takes one lock, so the equation holds in every scrape. There is one update per chunk and
 //! batch.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use metric_defs::{MetricDef, consumer};
 use parking_lot::Mutex;
 use prometheus::Result;
 use runtime::metrics::{Family, Registry, family};
+use tokio::time::Instant;
+
+/// Minimum time between two [arrivals](Entries::arrivals): the maximum error of the age of a cookie.
+const ARRIVAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Maximum number of arrivals. Only after 50 s without a durable cookie, later ages have a larger error, and are too high.
+const ARRIVALS_MAX: usize = 1_000;
 
 /// The ledger of one process; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +46,9 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Entries {
     counts: LedgerCounts,
+    /// Times of waiting cookies, the oldest first: the number of received cookies up to the next time, and the time of the first of
+    /// them. Cookies leave in the order of their arrival, except those that are diverted to the retry queue.
+    arrivals: VecDeque<(u64, Instant)>,
     /// Whether an imbalance was logged.
     imbalance_logged: bool,
 }
@@ -126,9 +136,25 @@ impl Ledger {
 
     /// Counts received cookies. Must be called before the reader can pop them.
     pub fn received(&self, cookies: u64) {
-        let counts = &mut self.entries.lock().counts;
-        counts.received += cookies;
-        counts.waiting += cookies;
+        let (mut entries, now) = (self.entries.lock(), Instant::now());
+        let entries = &mut *entries;
+        entries.counts.received += cookies;
+        entries.counts.waiting += cookies;
+        let (end, is_full) = (
+            entries.counts.received,
+            entries.arrivals.len() == ARRIVALS_MAX,
+        );
+        match entries.arrivals.back_mut() {
+            Some((last, at)) if is_full || now - *at < ARRIVAL_INTERVAL => *last = end,
+            _ => entries.arrivals.push_back((end, now)),
+        }
+    }
+
+    /// Age of the oldest waiting cookie, up to 50 ms too high.
+    pub fn oldest_waiting(&self) -> Duration {
+        let entries = self.entries.lock();
+        let oldest = entries.arrivals.front();
+        oldest.map_or(Duration::ZERO, |(_, at)| at.elapsed())
     }
 
     /// Counts waiting cookies as skipped by the drain.
@@ -221,6 +247,10 @@ impl Entries {
             );
         }
         debug_assert!(cookies <= waiting, "{cookies} of {waiting} settled");
+        let left = self.counts.received - self.counts.waiting;
+        while self.arrivals.front().is_some_and(|(end, _)| *end <= left) {
+            self.arrivals.pop_front();
+        }
     }
 }
 
@@ -283,6 +313,35 @@ mod tests {
         assert_eq!((counts.written, counts.stale), (68, 7));
         assert_eq!((counts.drain_skipped, counts.waiting), (20, 1));
         assert!(counts.is_balanced(), "{counts:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oldest_cookie_ages_until_all_of_its_time_are_durable() {
+        let (ledger, second) = (Ledger::default(), Duration::from_secs(1));
+        let written = |cookies| {
+            let counts = |received, written| LedgerCounts {
+                received,
+                written,
+                ..LedgerCounts::default()
+            };
+            ledger.settled(&counts(cookies, 0), &counts(0, cookies));
+        };
+        for _ in 0..3 {
+            ledger.received(10);
+            tokio::time::advance(second).await;
+        }
+        for (cookies, age) in [(0, 3), (9, 3), (1, 2), (15, 1), (5, 0)] {
+            written(cookies);
+            assert_eq!(ledger.oldest_waiting(), age * second, "after {cookies}");
+        }
+        // A store that hangs for hours.
+        for _ in 0..2 * ARRIVALS_MAX {
+            ledger.received(1);
+            tokio::time::advance(second).await;
+        }
+        assert_eq!(ledger.entries.lock().arrivals.len(), ARRIVALS_MAX);
+        written(2 * ARRIVALS_MAX as u64);
+        assert_eq!(ledger.oldest_waiting(), Duration::ZERO);
     }
 
     #[test]

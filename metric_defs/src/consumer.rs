@@ -135,8 +135,8 @@ metrics! {
         "Cookies per batch."
     FLUSH_SECONDS histogram "consumer_flush_seconds" in DELIVERY_SECONDS
         "Time from the receipt of a batch by the writer until the batch is durable, including retries."
-    OLDEST_BATCH gauge "consumer_oldest_batch_seconds"
-        "Age of the oldest batch that is not durable yet, since the writer received it; 0 if there is none. It grows while the store does not respond."
+    OLDEST_WAITING gauge "consumer_oldest_waiting_seconds"
+        "Time since the receipt of the oldest cookie that is not durable yet, up to 50 ms too much; 0 if there is none. It grows while the store does not respond."
     STORED_SECONDS histogram "consumer_stored_seconds" in DELIVERY_SECONDS
         "Time per cookie from acceptance by the producer (or release from a limit, if later) to durable storage."
     STORE_ERRORS counter "consumer_store_errors_total"

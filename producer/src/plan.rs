@@ -25,6 +25,9 @@ use crate::contracts::{
     sync::Sync,
 };
 
+/// Usual bytes of a URL without its URL to return to: buffers of this size rarely grow.
+const URL_BYTES_USUAL: usize = 1_024;
+
 /// How a browser calls a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -138,8 +141,11 @@ pub struct Context<'a> {
 
 /// Chooses the DSPs for a browser with a user id, and counts their offers in `hints`.
 pub fn plan<'a>(context: &Context<'a>, hints: &mut Hints, rng: &mut Rng) -> Plan<'a> {
-    let mut plan = Plan::default();
     let Context { contracts, day, .. } = *context;
+    let mut plan = Plan {
+        left_out: Vec::with_capacity(contracts.synced.len()),
+        ..Plan::default()
+    };
     let is_in_sync = |dsp_id: &DspId| {
         let sync = contracts.of(*dsp_id).sync.as_ref();
         sync.is_some_and(|sync| hints.is_in_sync(*dsp_id, day, sync.refresh))
@@ -332,7 +338,7 @@ impl<'a> Candidate<'a> {
             signals: *signals,
             ..Values::default()
         };
-        let mut url = Vec::new();
+        let mut url = Vec::with_capacity(values.return_url.len() + URL_BYTES_USUAL);
         let is_rendered = template?.render(&values, &mut url);
         is_rendered.then(|| String::from_utf8(url).ok()).flatten()
     }
@@ -341,7 +347,9 @@ impl<'a> Candidate<'a> {
 /// The parameters of the signals in a URL to return to, with the name of the parameter that follows them, percent-encoded twice;
 /// `None` if they are too long for a URL.
 fn return_signals(signals: &Signals<'_>) -> Option<String> {
-    let (mut query, mut encoded) = (Vec::new(), Vec::new());
+    let bytes = 2 * (signals.gdpr_consent.len() + signals.gpp.len()) + URL_BYTES_USUAL;
+    let mut query = Vec::with_capacity(bytes);
+    let mut encoded = Vec::with_capacity(bytes);
     for (name, value) in [
         ("&gdpr=", signals.gdpr),
         ("&gdpr_consent=", signals.gdpr_consent),

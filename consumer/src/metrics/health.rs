@@ -33,7 +33,6 @@ pub fn register(registry: &Registry, health: Arc<Health>) -> Result<()> {
         vec![
             value(consumer::COPIED, metrics::as_f64(copied)),
             value(consumer::COPIED_RATIO, ratio),
-            value(consumer::OLDEST_BATCH, health.oldest_batch().as_secs_f64()),
             value(consumer::STORE_UP, as_f64(health.store_down().is_none())),
             family(consumer::DSP_FAILING, dsps.chain([other])),
         ]

@@ -2,7 +2,7 @@
 
 use metric_defs::consumer;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Result};
-use runtime::metrics::{Latency, Registry};
+use runtime::metrics::{Latency, Registry, value};
 
 use crate::ledger::Ledger;
 
@@ -41,6 +41,11 @@ impl Sink {
         for outcome in ["written", "failed"] {
             dead_letters.with_label_values(&[outcome]);
         }
+        let waiting = ledger.clone();
+        registry.read(move || {
+            let oldest = waiting.oldest_waiting().as_secs_f64();
+            vec![value(consumer::OLDEST_WAITING, oldest)]
+        })?;
         Ok(Self {
             ledger,
             dead_letters,

@@ -101,7 +101,6 @@ impl Writer {
         if !batch.deletions().is_empty() {
             batch.remove_deleted(self.retry_queue.deletions());
         }
-        self.caller.health.batch_received();
         NextBatch {
             batch: Arc::new(batch),
             idle,
@@ -268,7 +267,6 @@ impl Writer {
         let now = clock::now();
         let outcomes = previous.written.counts(batch.len());
         metrics.ledger.settled(&batch.counts(), &outcomes);
-        self.caller.health.batch_stored();
         metrics.batches.inc();
         let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());

@@ -195,11 +195,11 @@ const PROGRAMS = {
         notes: [["batches", perSecond("consumer_batches_total"), rate], ["per batch", quantile("consumer_batch_cookies", 0.5), short]] },
       { title: "Delivery latency", headline: [quantile("consumer_received_seconds", 0.5), time],
         notes: [["p99", quantile("consumer_received_seconds", 0.99), time]] },
-      { title: "Oldest waiting cookie", headline: [now("consumer_oldest_batch_seconds"), time, (s) => s > 5 ? "bad" : ""],
+      { title: "Oldest waiting cookie", headline: [now("consumer_oldest_waiting_seconds"), time, (s) => s > 5 ? "bad" : ""],
         notes: [["waiting", now("consumer_waiting_cookies"), short]] },
       // While a write hangs, no cookie is stored that would count.
       { title: "Store latency", headline: [(view) => {
-        const [p50, oldest] = [quantile("consumer_stored_seconds", 0.5)(view, {}), now("consumer_oldest_batch_seconds")(view, {})];
+        const [p50, oldest] = [quantile("consumer_stored_seconds", 0.5)(view, {}), now("consumer_oldest_waiting_seconds")(view, {})];
         return oldest > 1 ? Math.max(oldest, p50) : p50;
       }, time],
         notes: [["p99", quantile("consumer_stored_seconds", 0.99), time], ["batch write", quantile("consumer_flush_seconds", 0.5), time],
@@ -282,8 +282,8 @@ const PROGRAMS = {
         ["restricted", now("limiter_feedback_restricted_counters"), integer],
         ["partner 429s", now("limiter_outbound_429_total"), short, badIfAny],
       ] },
-      counterTable("Problems", "limiter_problems_total", "problem", "responses"),
-      counterTable("Requests", "limiter_requests_total", "call", "responses"),
+      counterTable("Problems", "limiter_problems_total", "problem", "answers"),
+      counterTable("Requests", "limiter_requests_total", "call", "answers"),
       { title: "State", items: [
         ["limits version", now("limiter_limits_version"), integer],
         ["newest version rejected", now("limiter_limits_version_refused"), yesNo, badIfAny],
