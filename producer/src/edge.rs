@@ -7,7 +7,7 @@
 
 pub mod browser_cookies;
 mod connection;
-pub(crate) mod cookie_sync;
+pub mod cookie_sync;
 mod metrics;
 pub mod mint;
 pub mod opt_out;

@@ -270,7 +270,7 @@ impl Edge {
 }
 
 /// The body of an answer, as that of Prebid Server. The DSPs that are left out are named as long as they fit into `bytes_max`.
-fn json(plan: &Plan<'_>, is_debug: bool, bytes_max: usize) -> Vec<u8> {
+pub fn json(plan: &Plan<'_>, is_debug: bool, bytes_max: usize) -> Vec<u8> {
     let status = if plan.is_in_sync { "ok" } else { "no_cookie" };
     let urls: usize = plan.offers.iter().map(|it| it.url.len()).sum();
     let mut json = String::with_capacity(urls + 256 * (plan.offers.len() + 1));

@@ -6,6 +6,7 @@
 mod chunk;
 mod limiter;
 mod lookup;
+mod plan;
 mod privacy;
 mod request;
 mod rows;
@@ -15,6 +16,7 @@ pub use self::{
     chunk::chunk,
     limiter::{call, limits_file, record, used_records},
     lookup::lookup,
+    plan::plan,
     privacy::privacy,
     request::request,
     rows::rows,

@@ -46,6 +46,11 @@ fn privacy_decisions_do_not_depend_on_the_form_of_a_signal() {
 }
 
 #[test]
+fn plans_are_json_and_hints_are_short() {
+    check("plan", 10, MUTATIONS, fuzz::plan);
+}
+
+#[test]
 fn accepted_rows_are_valid_and_unchanged_after_encoding() {
     check("rows", 5, MUTATIONS, fuzz::rows);
 }
