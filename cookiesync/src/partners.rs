@@ -88,9 +88,14 @@ fn sample(line: &str) -> Option<(&str, [String; 3], u64)> {
     let mut found = ["dsp", "outcome", "name"].map(|_| String::new());
     let mut rest = labels;
     while let Some((label, after)) = rest.split_once("=\"") {
-        // A quotation mark in a value is escaped.
-        let is_end = |at: &usize| !after[..*at].ends_with('\\');
-        let end = after.match_indices('"').map(|(at, _)| at).find(is_end)?;
+        // Quotation marks and backslashes in a value are escaped.
+        let mut is_escaped = false;
+        let is_end = |(_, it): &(usize, char)| {
+            let is_end = *it == '"' && !is_escaped;
+            is_escaped = *it == '\\' && !is_escaped;
+            is_end
+        };
+        let (end, _) = after.char_indices().find(is_end)?;
         let names = ["dsp", "outcome", "name"];
         if let Some(at) = names
             .iter()
@@ -141,6 +146,9 @@ mod tests {
     fn labels_are_read_in_any_order_and_unescaped() {
         let line = r#"producer_dsp_contract{dsp="17",name="a \"b\" \\ c",state="allowed"} 1"#;
         let labels = ["17", "", r#"a "b" \ c"#].map(str::to_owned);
+        assert_eq!(sample(line), Some(("producer_dsp_contract", labels, 1)));
+        let line = r#"producer_dsp_contract{name="a\\",dsp="17"} 1"#;
+        let labels = ["17", "", r"a\"].map(str::to_owned);
         assert_eq!(sample(line), Some(("producer_dsp_contract", labels, 1)));
         for other in ["# HELP a b", "up 1", "a{b=\"c} 1", "a{dsp=\"1\"} 1.5", ""] {
             assert_eq!(sample(other), None, "{other}");

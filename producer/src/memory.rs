@@ -56,7 +56,7 @@ pub fn components(config: &Config) -> [ComponentMemory; 12] {
         ),
         component(
             "large answers to requests for sync plans",
-            "with `--contracts`: 64, 174 KiB each",
+            "with `--contracts`: 64, 170 KiB each",
             LARGE_ANSWERS_MAX * usize::from(config.dsps.contracts.is_some()),
             LARGE_ANSWER_BYTES,
         ),

@@ -28,6 +28,9 @@ use crate::contracts::{
 /// Usual bytes of a URL without its URL to return to: buffers of this size rarely grow.
 const URL_BYTES_USUAL: usize = 1_024;
 
+/// Bytes in an answer for each offer, and for the answer itself, besides URL and name.
+pub const OFFER_BYTES: usize = 80;
+
 /// How a browser calls a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -135,7 +138,7 @@ pub struct Context<'a> {
     pub signals: &'a Signals<'a>,
     /// The day since 1970 in UTC, modulo 256.
     pub day: u8,
-    /// Maximum bytes of all URLs.
+    /// Maximum bytes of all URLs, with [`OFFER_BYTES`] and a name each.
     pub bytes_max: usize,
 }
 
@@ -153,7 +156,12 @@ pub fn plan<'a>(context: &Context<'a>, hints: &mut Hints, rng: &mut Rng) -> Plan
     plan.is_in_sync = contracts.synced.iter().any(is_in_sync);
     let limit = context.limit();
     let return_signals = return_signals(context.signals);
-    let mut bytes_left = context.bytes_max;
+    let mut bytes_left = context.bytes_max.saturating_sub(OFFER_BYTES);
+    if return_signals.is_none() {
+        // No URL would be short enough, and the checks of such long signals take time.
+        plan.left_out = nothing(context, Reason::UrlTooLong, rng).left_out;
+        return plan;
+    }
     for candidate in context.candidates(&mut plan.left_out, rng) {
         let is_full = plan.offers.len() >= limit;
         let offered = context.check(&candidate, hints, rng).and_then(|kind| {
@@ -163,14 +171,15 @@ pub fn plan<'a>(context: &Context<'a>, hints: &mut Hints, rng: &mut Rng) -> Plan
             }
             let url = candidate.url(kind, context.signals, return_signals.as_deref());
             let url = url.ok_or(Reason::UrlTooLong)?;
-            if is_full || url.len() > bytes_left {
+            let bytes = url.len() + candidate.sync.json_name.len() + OFFER_BYTES;
+            if is_full || bytes > bytes_left {
                 return Err(Reason::OverLimit);
             }
+            bytes_left -= bytes;
             Ok((kind, url))
         });
         match offered {
             Ok((kind, url)) => {
-                bytes_left -= url.len();
                 hints.offer(candidate.dsp_id, day);
                 plan.offers.push(Offer {
                     dsp_id: candidate.dsp_id,

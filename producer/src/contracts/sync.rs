@@ -62,8 +62,15 @@ pub(super) struct Origins {
     pub(super) parents: HashSet<String, RandomState>,
 }
 
+/// Maximum bytes of an origin: scheme, host and port.
+const ORIGIN_BYTES_MAX: usize = "https://".len() + 253 + ":65535".len();
+
 impl Origins {
     fn contain(&self, origin: &str) -> bool {
+        // Each parent of a host is looked up.
+        if origin.len() > ORIGIN_BYTES_MAX {
+            return false;
+        }
         let mut host = origin.strip_prefix("https://").unwrap_or_default();
         if self.exact.contains(origin) {
             return true;

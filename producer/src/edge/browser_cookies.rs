@@ -142,10 +142,11 @@ impl BrowserCookies {
         )
     }
 
-    /// The header that removes hints.
-    pub(super) fn remove_hints(&self, is_partitioned: bool) -> String {
+    /// The headers that remove hints, with and without partition.
+    pub(super) fn remove_hints(&self) -> String {
         let domain = self.domain.as_deref();
-        set_cookie(HINTS, Duration::ZERO, domain, is_partitioned)
+        let removed = |is_partitioned| set_cookie(HINTS, Duration::ZERO, domain, is_partitioned);
+        removed(false) + &removed(true)
     }
 
     /// The headers that set the opt-out cookie. In a frame, browsers may keep only a partitioned cookie.

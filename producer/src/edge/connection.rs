@@ -45,12 +45,15 @@ use crate::{
 const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 
 /// Maximum size of the responses that are written together.
-const WRITE_BYTES_MAX: usize = 32 * 1024;
+pub(super) const WRITE_BYTES_MAX: usize = 32 * 1024;
 
 /// Responses are written when they reach this size, before further requests are handled. Another response still fits: the
 /// longest one, a redirect to its own request, has the length of the request head and some headers. Larger answers to requests
 /// for plans need a permit.
 const WRITE_BYTES: usize = WRITE_BYTES_MAX - HEAD_BYTES_MAX - 1024;
+
+/// A plan counts as this number of further requests before the task yields, because it takes as long.
+const PLAN_WEIGHT: u64 = 15;
 
 /// Maximum memory of a connection. Neither buffer grows while the other is full.
 pub(crate) const CONNECTION_BYTES: usize = READ_BYTES_MAX + WRITE_BYTES_MAX;
@@ -128,7 +131,7 @@ impl EdgeConnection {
             output,
             rest: &mut self.rest,
         };
-        let (mut consumed, mut requests) = (0, 0);
+        let (mut consumed, mut requests, mut plans) = (0, 0, 0);
         let mut next = Next::Read;
         while next == Next::Read && consumed < input.len() {
             let mut headers = head::headers();
@@ -172,6 +175,7 @@ impl EdgeConnection {
                 }
             };
             requests += 1;
+            plans += u64::from(outcome == Outcome::Plan);
             edge.count(outcome, &read);
             let close = options.close;
             self.responses.write(outcome, options, read.output);
@@ -183,7 +187,9 @@ impl EdgeConnection {
             }
             if close {
                 next = Next::Close;
-            } else if read.output.len() >= WRITE_BYTES || requests >= YIELD_REQUESTS_MAX {
+            } else if read.output.len() >= WRITE_BYTES
+                || requests + PLAN_WEIGHT * plans >= YIELD_REQUESTS_MAX
+            {
                 next = Next::Respond;
             }
         }
@@ -195,7 +201,7 @@ impl EdgeConnection {
         }
         Ok(Handled {
             consumed,
-            requests,
+            requests: requests + PLAN_WEIGHT * plans,
             next,
         })
     }

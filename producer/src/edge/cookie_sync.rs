@@ -16,7 +16,8 @@ use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Edge, ReadRequests, browser_cookies::BrowserCookies, request, response::Outcome, set_uid,
+    Edge, ReadRequests, browser_cookies::BrowserCookies, connection::WRITE_BYTES_MAX, request,
+    response::Outcome, set_uid,
 };
 use crate::{
     contracts::{
@@ -32,17 +33,14 @@ pub(super) const PATH: &str = "/cookie_sync";
 /// Maximum size of a body. A connection has memory for one after a head.
 const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
-/// Maximum size of an answer that fits into the write buffer of each connection.
-const ANSWER_BYTES: usize = 14 << 10;
+/// Bytes of the write buffer that an answer leaves for its head, with the hints and the origin.
+const HEAD_BYTES: usize = 2 << 10;
 
-/// Maximum number of larger answers at a time, in all connections. While there are as many, plans contain fewer DSPs.
+/// Maximum number of answers at a time that do not fit into the write buffer of their connection. While there are as many, plans contain fewer DSPs.
 pub(crate) const LARGE_ANSWERS_MAX: usize = 64;
 
 /// Maximum size of a large answer: 20 URLs, with their names.
-pub(crate) const LARGE_ANSWER_BYTES: usize = 20 * URL_BYTES_MAX + ANSWER_BYTES;
-
-/// Bytes of an answer besides the URLs and the DSPs left out: those of 20 names, and the syntax.
-const SYNTAX_BYTES: usize = 20 * (64 * 6 + 100);
+pub(crate) const LARGE_ANSWER_BYTES: usize = 20 * (URL_BYTES_MAX + 512);
 
 /// The rest of an answer whose head was begun.
 #[derive(Debug, Default)]
@@ -190,21 +188,23 @@ impl Edge {
         let signals = request::with_signals(request.signals(), headers, country_header);
         let mut rng = Rng::new();
         let permit = std::sync::Arc::clone(&self.large_answers).try_acquire_owned();
-        let bytes_max = match &permit {
-            Ok(_) => LARGE_ANSWER_BYTES,
-            Err(_) => ANSWER_BYTES,
+        let free = WRITE_BYTES_MAX.saturating_sub(read.output.len() + HEAD_BYTES);
+        let bytes_max = if permit.is_ok() {
+            LARGE_ANSWER_BYTES
+        } else {
+            free
         };
         let context = Context {
             contracts,
             request: &request,
             signals: &signals,
             day: today(),
-            bytes_max: bytes_max - SYNTAX_BYTES,
+            bytes_max,
         };
         let mut empty = |reason, cookie, label| {
             let plan = plan::nothing(&context, reason, &mut rng);
             self.metrics.plans.count_plan(&plan);
-            Answer::plan(&plan, &context, cookie, ANSWER_BYTES, label)
+            Answer::plan(&plan, &context, cookie, free, label)
         };
         let outcome = contracts.privacy.decide_for_host(&signals);
         if outcome != PrivacyOutcome::Allowed {
@@ -246,7 +246,7 @@ impl Edge {
             }
         };
         let answer = Answer::plan(&plan, &context, cookie, bytes_max, label);
-        read.rest.permit = permit.ok().filter(|_| answer.body.len() > ANSWER_BYTES);
+        read.rest.permit = permit.ok().filter(|_| answer.body.len() > free);
         answer
     }
 

@@ -135,8 +135,7 @@ impl OptOut {
         let is_in_frame = destination.is_some_and(|it| it != b"document");
         let headers = match page {
             Page::OptedOut if has_plan => {
-                let hints = edge.cookies.remove_hints(edge.uid.is_partitioned());
-                edge.cookies.opt_out(is_in_frame) + &hints
+                edge.cookies.opt_out(is_in_frame) + &edge.cookies.remove_hints()
             }
             Page::OptedOut => edge.cookies.opt_out(is_in_frame),
             Page::OptedIn => edge.cookies.opt_in(is_in_frame),

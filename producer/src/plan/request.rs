@@ -16,6 +16,9 @@ use crate::contracts::{Contracts, privacy::Signals};
 /// Maximum number of names in a list.
 const NAMES_MAX: usize = 256;
 
+/// Maximum length of an error.
+const ERROR_CHARS_MAX: usize = 200;
+
 /// What a page asks for.
 #[derive(Debug, Default)]
 pub struct Request<'a> {
@@ -63,7 +66,10 @@ impl<'a> Request<'a> {
     pub fn parse(body: &'a [u8], contracts: &Contracts) -> Result<Self, String> {
         let object: Result<Object<Body<'a>>, _> = serde_json::from_slice(body);
         // An unknown filter is quoted as it was sent.
-        let one_line = |error: serde_json::Error| error.to_string().replace(char::is_control, " ");
+        let one_line = |error: serde_json::Error| {
+            let text = error.to_string().replace(char::is_control, " ");
+            text.chars().take(ERROR_CHARS_MAX).collect::<String>()
+        };
         let Object(body) = object.map_err(one_line)?;
         let Body {
             bidders,
