@@ -176,7 +176,8 @@ async fn operators_create_pause_resume_cancel_and_acknowledge() -> Result<()> {
     operate("cancel").await.unwrap();
     one.wait_job(&id, |job| job["revalidatorState"] == "Cancelled")
         .await?;
-    assert_eq!(one.metric("revalidator_job_assets", &of_job).await?, 0);
+    // One of the last ten ended jobs.
+    assert!(one.metric("revalidator_job_assets", &of_job).await? > 0);
     assert!(operate("resume").await.unwrap_err().contains("has ended"));
     let resume = format!("/v1/jobs/{id}/resume");
     assert_eq!(one.post(&resume, "", "").await?.0, 409);
