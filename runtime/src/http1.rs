@@ -153,9 +153,6 @@ pub async fn serve<R: Requests>(
         let handled = requests.handle(&input, &context, &mut output).await?;
         input.drain(..handled.consumed);
         next = handled.next;
-        if next == Next::Read && !input.is_empty() {
-            activity.partial_request();
-        }
         if input.capacity() > BUFFER_BYTES_KEPT && input.len() <= BUFFER_BYTES_KEPT {
             input.shrink_to(BUFFER_BYTES_KEPT);
         }
@@ -163,6 +160,10 @@ pub async fn serve<R: Requests>(
         output.clear();
         output.shrink_to(BUFFER_BYTES_KEPT);
         requests.written();
+        // Not before the write: a client that does not read is a slow reader.
+        if next == Next::Read && !input.is_empty() {
+            activity.partial_request();
+        }
         since_yield += handled.requests;
         if since_yield >= YIELD_REQUESTS_MAX {
             since_yield = 0;
