@@ -20,7 +20,7 @@ pub use self::{
 };
 use crate::contracts::{
     Contract, Contracts, State,
-    privacy::{Outcome, Signals},
+    privacy::Signals,
     redirect::{URL_BYTES_MAX, Values, encode},
     sync::Sync,
 };
@@ -134,7 +134,7 @@ pub struct Context<'a> {
     pub contracts: &'a Contracts,
     /// What the page asks for.
     pub request: &'a Request<'a>,
-    /// The privacy signals of the request.
+    /// The privacy signals of the request, which permit the exchange itself to store something.
     pub signals: &'a Signals<'a>,
     /// The day since 1970 in UTC, modulo 256.
     pub day: u8,
@@ -149,11 +149,7 @@ pub fn plan<'a>(context: &Context<'a>, hints: &mut Hints, rng: &mut Rng) -> Plan
         left_out: Vec::with_capacity(contracts.synced.len()),
         ..Plan::default()
     };
-    let is_in_sync = |dsp_id: &DspId| {
-        let sync = contracts.of(*dsp_id).sync.as_ref();
-        sync.is_some_and(|sync| hints.is_in_sync(*dsp_id, day, sync.refresh))
-    };
-    plan.is_in_sync = contracts.synced.iter().any(is_in_sync);
+    plan.is_in_sync = hints.has_any_in_sync(day, contracts);
     let limit = context.limit();
     let return_signals = return_signals(context.signals);
     let mut bytes_left = context.bytes_max.saturating_sub(OFFER_BYTES);
@@ -162,22 +158,27 @@ pub fn plan<'a>(context: &Context<'a>, hints: &mut Hints, rng: &mut Rng) -> Plan
         plan.left_out = nothing(context, Reason::UrlTooLong, rng).left_out;
         return plan;
     }
-    for candidate in context.candidates(&mut plan.left_out, rng) {
+    let candidates = context.candidates(&mut plan.left_out, rng);
+    let vendors = candidates.iter().map(|it| it.contract.vendor);
+    let permitted = contracts.privacy.permits(context.signals, vendors);
+    for (candidate, is_permitted) in candidates.into_iter().zip(permitted) {
         let is_full = plan.offers.len() >= limit;
-        let offered = context.check(&candidate, hints, rng).and_then(|kind| {
-            // A URL that will not be needed costs more than all checks.
-            if is_full && !context.request.debug {
-                return Err(Reason::OverLimit);
-            }
-            let url = candidate.url(kind, context.signals, return_signals.as_deref());
-            let url = url.ok_or(Reason::UrlTooLong)?;
-            let bytes = url.len() + candidate.sync.json_name.len() + OFFER_BYTES;
-            if is_full || bytes > bytes_left {
-                return Err(Reason::OverLimit);
-            }
-            bytes_left -= bytes;
-            Ok((kind, url))
-        });
+        let offered = context
+            .check(&candidate, is_permitted, hints, rng)
+            .and_then(|kind| {
+                // A URL that will not be needed costs more than all checks.
+                if is_full && !context.request.debug {
+                    return Err(Reason::OverLimit);
+                }
+                let url = candidate.url(kind, context.signals, return_signals.as_deref());
+                let url = url.ok_or(Reason::UrlTooLong)?;
+                let bytes = url.len() + candidate.sync.json_name.len() + OFFER_BYTES;
+                if is_full || bytes > bytes_left {
+                    return Err(Reason::OverLimit);
+                }
+                bytes_left -= bytes;
+                Ok((kind, url))
+            });
         match offered {
             Ok((kind, url)) => {
                 hints.offer(candidate.dsp_id, day);
@@ -267,13 +268,14 @@ impl<'a> Context<'a> {
             .collect()
     }
 
-    /// Checks a DSP, apart from its URL and the limit.
+    /// Checks a DSP, apart from its URL and the limit. `is_permitted`: the user permits its vendor to store something.
     ///
     /// # Errors
     /// The first reason to leave it out.
     fn check(
         &self,
         candidate: &Candidate<'_>,
+        is_permitted: bool,
         hints: &Hints,
         rng: &mut Rng,
     ) -> Result<Kind, Reason> {
@@ -302,12 +304,11 @@ impl<'a> Context<'a> {
                 .country
                 .is_some_and(|it| sync.countries.contains(&it))
         };
-        let outcome = || privacy.decide(signals, contract.vendor, &contract.refuse_when);
         let reason = if privacy.has_rule_for(&sync.skip, signals) {
             Reason::Scope
         } else if !(sync.countries.is_empty() || has_country()) {
             Reason::Country
-        } else if outcome() != Outcome::Allowed {
+        } else if !is_permitted || privacy.has_rule_for(&contract.refuse_when, signals) {
             Reason::Privacy
         } else if hints.is_in_sync(dsp_id, self.day, sync.refresh) {
             Reason::InSync
@@ -339,8 +340,8 @@ impl<'a> Candidate<'a> {
         return_signals: Option<&str>,
     ) -> Option<String> {
         let (template, format) = match kind {
-            Kind::Image => (self.sync.image.as_ref(), 'i'),
-            Kind::Iframe => (self.sync.iframe.as_ref(), 'b'),
+            Kind::Image => (self.sync.image.as_ref(), "i"),
+            Kind::Iframe => (self.sync.iframe.as_ref(), "b"),
         };
         let values = Values {
             return_url: &self.sync.return_url(return_signals?, format),

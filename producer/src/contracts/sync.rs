@@ -141,8 +141,8 @@ impl fmt::Display for Sync {
 impl Sync {
     /// The URL to which the DSP returns, percent-encoded as a whole. `signals` are the parameters of the signals, with the name of
     /// the parameter that follows them, percent-encoded twice; `format` is the value of that parameter.
-    pub fn return_url(&self, signals: &str, format: char) -> String {
+    pub fn return_url(&self, signals: &str, format: &str) -> String {
         let [before, after] = &self.return_url;
-        format!("{before}{signals}{format}{after}")
+        [before, signals, format, after].concat()
     }
 }

@@ -274,18 +274,23 @@ pub fn json(plan: &Plan<'_>, is_debug: bool, bytes_max: usize) -> Vec<u8> {
     let status = if plan.is_in_sync { "ok" } else { "no_cookie" };
     let urls: usize = plan.offers.iter().map(|it| it.url.len()).sum();
     let mut json = String::with_capacity(urls + 256 * (plan.offers.len() + 1));
-    json += &format!("{{\"status\":\"{status}\",\"bidder_status\":[");
+    json.extend(["{\"status\":\"", status, "\",\"bidder_status\":["]);
     for (index, offer) in plan.offers.iter().enumerate() {
-        let separator = if index > 0 { "," } else { "" };
         let kind = match offer.kind {
             Kind::Image => "redirect",
             Kind::Iframe => "iframe",
         };
         // Neither the template nor percent-encoded values contain characters that JSON escapes.
-        json += &format!(
-            "{separator}{{\"bidder\":{},\"no_cookie\":true,\"usersync\":{{\"url\":\"{}\",\"type\":\"{kind}\"}}}}",
-            offer.sync.json_name, offer.url
-        );
+        json.extend([
+            if index > 0 { "," } else { "" },
+            "{\"bidder\":",
+            &*offer.sync.json_name,
+            ",\"no_cookie\":true,\"usersync\":{\"url\":\"",
+            &*offer.url,
+            "\",\"type\":\"",
+            kind,
+            "\"}}",
+        ]);
     }
     json.push(']');
     if is_debug && !plan.left_out.is_empty() {

@@ -113,6 +113,14 @@ impl Hints {
         hint.is_some_and(|it| it.is_in_sync(day, refresh))
     }
 
+    /// Whether the last match with any DSP is newer than its time of refresh.
+    pub fn has_any_in_sync(&self, day: u8, contracts: &Contracts) -> bool {
+        self.entries.iter().any(|it| {
+            let sync = contracts.of(it.dsp_id).sync.as_ref();
+            sync.is_some_and(|sync| it.is_in_sync(day, sync.refresh))
+        })
+    }
+
     /// How often a DSP was offered today without a match.
     pub fn offers(&self, dsp_id: DspId, day: u8) -> u8 {
         let today = self.of(dsp_id).filter(|it| it.age(day) == 0);

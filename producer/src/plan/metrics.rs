@@ -1,23 +1,20 @@
 //! Metrics of plans: requests, DSPs, and returns.
 
-use std::sync::Arc;
+use std::{hash::Hash, sync::Arc};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use metric_defs::producer;
+use metric_defs::{MetricDef, producer};
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
 use proto::{limits::CONTRACTS_MAX, units::DspId};
-use runtime::metrics::{Registry, as_f64, family};
+use runtime::metrics::{Family, Registry, as_f64, family};
 
 use super::{Plan, Reason};
 use crate::contracts::Contracts;
 
 /// Maximum number of series, enough for all DSPs with each outcome; others are counted for the DSP `other`.
 const SERIES_MAX: usize = 64 * CONTRACTS_MAX;
-
-/// The label of offers.
-const OFFERED: &str = "offered";
 
 impl Reason {
     /// The value of the metric label; `None` if the contracts alone decide.
@@ -38,14 +35,15 @@ impl Reason {
 }
 
 /// Counts by DSP and outcome.
-type Counts = HashMap<(Option<DspId>, &'static str), u64, RandomState>;
+type Counts<Outcome> = HashMap<(Option<DspId>, Outcome), u64, RandomState>;
 
 /// Handles of all metrics of plans; clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     requests: IntCounterVec,
-    /// Outcomes in plans, and of returns.
-    counts: Arc<[Mutex<Counts>; 2]>,
+    /// Why a DSP was left out; `None` if it was offered.
+    dsps: Arc<Mutex<Counts<Option<Reason>>>>,
+    returns: Arc<Mutex<Counts<&'static str>>>,
 }
 
 impl Metrics {
@@ -56,27 +54,18 @@ impl Metrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: registry.add(producer::PLAN_REQUESTS)?,
-            counts: Arc::default(),
+            dsps: Arc::default(),
+            returns: Arc::default(),
         };
-        let counts = Arc::clone(&metrics.counts);
+        let (dsps, returns) = (Arc::clone(&metrics.dsps), Arc::clone(&metrics.returns));
         registry.read(move || {
-            let names = [producer::PLAN_DSPS, producer::PLAN_RETURNS];
-            let families = names.into_iter().zip(&*counts).map(|(name, counts)| {
-                let counts = counts.lock().clone();
-                let samples: Vec<_> = counts
-                    .into_iter()
-                    .map(|((dsp_id, outcome), count)| {
-                        let dsp = dsp_id.map_or_else(|| "other".to_owned(), |it| it.to_string());
-                        (dsp, outcome, as_f64(count))
-                    })
-                    .collect();
-                let samples = samples.iter();
-                family(
-                    name,
-                    samples.map(|(dsp, outcome, count)| ([&**dsp, *outcome], *count)),
-                )
-            });
-            families.collect()
+            let label = |reason: Option<Reason>| reason.map_or(Some("offered"), Reason::label);
+            vec![
+                read(producer::PLAN_DSPS, &dsps, |it| {
+                    label(it).unwrap_or_default()
+                }),
+                read(producer::PLAN_RETURNS, &returns, |it| it),
+            ]
         })?;
         Ok(metrics)
     }
@@ -88,13 +77,13 @@ impl Metrics {
 
     /// Counts the DSPs of a plan.
     pub fn count_plan(&self, plan: &Plan<'_>) {
-        let mut counts = self.counts[0].lock();
+        let mut counts = self.dsps.lock();
         for offer in &plan.offers {
-            add(&mut counts, offer.dsp_id, OFFERED);
+            add(&mut counts, offer.dsp_id, None);
         }
         for (_, dsp_id, reason) in &plan.left_out {
-            if let (Some(dsp_id), Some(label)) = (dsp_id, reason.label()) {
-                add(&mut counts, *dsp_id, label);
+            if let (Some(dsp_id), Some(_)) = (dsp_id, reason.label()) {
+                add(&mut counts, *dsp_id, Some(*reason));
             }
         }
     }
@@ -110,14 +99,35 @@ impl Metrics {
         // Anyone can send any id.
         let synced = dsp_id.filter(|dsp_id| contracts.of(*dsp_id).sync.is_some());
         if let Some(dsp_id) = synced {
-            add(&mut self.counts[1].lock(), dsp_id, outcome);
+            add(&mut self.returns.lock(), dsp_id, outcome);
         }
     }
 }
 
-fn add(counts: &mut Counts, dsp_id: DspId, outcome: &'static str) {
+fn add<Outcome: Copy + Eq + Hash>(counts: &mut Counts<Outcome>, dsp_id: DspId, outcome: Outcome) {
     let key = (Some(dsp_id), outcome);
     let has_series = counts.len() < SERIES_MAX || counts.contains_key(&key);
     let key = if has_series { key } else { (None, outcome) };
     *counts.entry(key).or_default() += 1;
+}
+
+/// The samples of a metric.
+fn read<Outcome: Copy>(
+    def: MetricDef,
+    counts: &Mutex<Counts<Outcome>>,
+    label: impl Fn(Outcome) -> &'static str,
+) -> Family {
+    let counts = counts.lock().clone();
+    let samples: Vec<_> = counts
+        .into_iter()
+        .map(|((dsp_id, outcome), count)| {
+            let dsp = dsp_id.map_or_else(|| "other".to_owned(), |it| it.to_string());
+            (dsp, label(outcome), as_f64(count))
+        })
+        .collect();
+    let samples = samples.iter();
+    family(
+        def,
+        samples.map(|(dsp, outcome, count)| ([&**dsp, *outcome], *count)),
+    )
 }

@@ -1,6 +1,6 @@
 //! Decides whether a match may be stored. The first signal that refuses it determines the outcome.
 
-use std::num::NonZeroU16;
+use std::{iter, num::NonZeroU16};
 
 use super::{
     bits::Malformed,
@@ -10,7 +10,8 @@ use super::{
     gpp::{self, SectionIds},
     outcome::Outcome,
     signals::Signals,
-    tcf, us,
+    tcf::{self, Vendor},
+    us,
 };
 
 impl Signals<'_> {
@@ -64,6 +65,30 @@ impl Config {
         self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
     }
 
+    /// Whether matches of DSPs with these vendor ids and without rules may be stored, in the order of the ids, if the signals permit
+    /// the exchange itself to store something. The consent string is read once.
+    pub(crate) fn permits(
+        &self,
+        signals: &Signals<'_>,
+        dsp_vendors: impl Iterator<Item = Option<NonZeroU16>>,
+    ) -> Vec<bool> {
+        let exchange = iter::once(self.host_vendor);
+        let mut vendors: Vec<_> = exchange.chain(dsp_vendors).map(Vendor::new).collect();
+        let mut judge = || {
+            let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
+            let gpp = self.sections(signals)?;
+            let text = self.consent_string(signals, ids, gpp.as_ref())?;
+            match text.filter(|_| self.mode != Mode::Off) {
+                Some(text) => self.consent(text, &mut vendors)?,
+                None => tcf::set_all(&mut vendors, Outcome::Allowed),
+            }
+            Ok(())
+        };
+        let judged: Result<(), Malformed> = judge();
+        let is_permitted = |it: &Vendor| judged.is_ok() && it.outcome == Outcome::Allowed;
+        vendors.iter().skip(1).map(is_permitted).collect()
+    }
+
     fn first_refusal(
         &self,
         signals: &Signals<'_>,
@@ -85,7 +110,9 @@ impl Config {
         }
         let gpp = self.sections(signals)?;
         if let Some(text) = self.consent_string(signals, ids, gpp.as_ref())? {
-            let outcome = self.consent(text, dsp_vendor)?;
+            let mut vendors = [self.host_vendor, dsp_vendor].map(Vendor::new);
+            self.consent(text, &mut vendors)?;
+            let [_, Vendor { outcome, .. }] = vendors;
             if outcome != Outcome::Allowed {
                 return Ok(outcome);
             }
@@ -149,13 +176,15 @@ impl Config {
             .unwrap_or_else(when_absent))
     }
 
-    fn consent(&self, text: &str, dsp: Option<NonZeroU16>) -> Result<Outcome, Malformed> {
-        if text.is_empty() {
-            return Ok(Outcome::ConsentMissing);
+    fn consent(&self, text: &str, vendors: &mut [Vendor]) -> Result<(), Malformed> {
+        let judged = match text {
+            "" => None,
+            text => self.tolerate(tcf::judge(text, self, vendors).map(Some))?,
+        };
+        if judged.is_none() {
+            tcf::set_all(vendors, Outcome::ConsentMissing);
         }
-        let vendors = [self.host_vendor, dsp].map(|vendor| vendor.map_or(0, NonZeroU16::get));
-        let outcome = self.tolerate(tcf::judge(text, self, vendors).map(Some))?;
-        Ok(outcome.unwrap_or(Outcome::ConsentMissing))
+        Ok(())
     }
 
     fn us_opts_out(

@@ -1,7 +1,9 @@
-//! TCF 2 consent strings: whether two vendors may store a match.
+//! TCF 2 consent strings: whether the exchange and DSPs may store a match.
 //!
 //! A string consists of a core segment and optional segments, separated by dots. Offsets are in bits. Purpose 1 is
 //! "store and/or access information on a device", and only consent permits it.
+
+use std::num::NonZeroU16;
 
 use super::{
     bits::{self, Bits, Malformed},
@@ -34,32 +36,49 @@ const PADDED_BITS: usize = 24;
 /// A restriction of purpose 1 (six bits) of type 0, "not allowed" (two bits).
 const PURPOSE_1_NOT_ALLOWED: u64 = 1 << 2;
 
-/// Which of two vendors are listed. A vendor 0 is never listed.
-type Listed = [bool; 2];
+/// A vendor, and the outcome for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Vendor {
+    /// 0 for a party that is not a vendor: it is never listed.
+    id: u16,
+    /// The outcome so far.
+    pub(super) outcome: Outcome,
+}
 
-/// Judges a string for the vendor ids of the exchange and the DSP. The id of a party that is not a vendor is 0.
-pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Outcome, Malformed> {
+impl Vendor {
+    pub(super) fn new(id: Option<NonZeroU16>) -> Self {
+        Self {
+            id: id.map_or(0, NonZeroU16::get),
+            outcome: Outcome::ConsentVendorDsp,
+        }
+    }
+}
+
+/// A list that changes the outcome of vendors from the first value to the second.
+type Change = (Outcome, Outcome);
+
+/// Judges a string for the exchange, the first vendor, and for DSPs, which are refused if the exchange is. The string is read once
+/// for all of them.
+pub(super) fn judge(text: &str, config: &Config, vendors: &mut [Vendor]) -> Result<(), Malformed> {
     bits::check_characters(text, b"..")?;
     let mut segments = bits::segments(text);
     let core = segments.next().ok_or(Malformed)?;
     core.bit(CORE_BITS_MIN - 1)?;
     if core.number(0, 6)? != VERSION {
-        return Ok(Outcome::ConsentVersion);
+        set_all(vendors, Outcome::ConsentVersion);
+        return Ok(());
     }
     if !core.bit(PURPOSE_1_CONSENT)? && !is_treated(core, config)? {
-        return Ok(Outcome::ConsentPurpose);
+        set_all(vendors, Outcome::ConsentPurpose);
+        return Ok(());
     }
-    let ([host, dsp], consents_end) = vendors_in(core, VENDOR_CONSENTS, vendors)?;
-    if !host {
-        return Ok(Outcome::ConsentVendorHost);
-    }
-    if !dsp {
-        return Ok(Outcome::ConsentVendorDsp);
+    let consents = (Outcome::ConsentVendorDsp, Outcome::Allowed);
+    let consents_end = vendors_in(core, VENDOR_CONSENTS, vendors, consents)?;
+    if !permits_any(vendors, Outcome::ConsentVendorHost) {
+        return Ok(());
     }
     let interests_end = vendors_end(core, consents_end)?;
-    if is_restricted(core, interests_end, vendors)? {
-        return Ok(Outcome::ConsentRestricted);
-    }
+    restrict(core, interests_end, vendors)?;
     let must_disclose = match config.disclosed_vendors {
         DisclosedVendors::Always => true,
         DisclosedVendors::Never => false,
@@ -70,10 +89,27 @@ pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Ou
             newest >= DISCLOSURE_SINCE
         }
     };
-    if must_disclose && !are_disclosed(segments, vendors)? {
-        return Ok(Outcome::ConsentUndisclosed);
+    if permits_any(vendors, Outcome::ConsentRestricted) && must_disclose {
+        require_disclosure(segments, vendors)?;
+        permits_any(vendors, Outcome::ConsentUndisclosed);
     }
-    Ok(Outcome::Allowed)
+    Ok(())
+}
+
+pub(super) fn set_all(vendors: &mut [Vendor], outcome: Outcome) {
+    for vendor in vendors {
+        vendor.outcome = outcome;
+    }
+}
+
+/// Whether the exchange and any DSP are permitted so far. Sets the outcome of all if the exchange is not.
+fn permits_any(vendors: &mut [Vendor], of_exchange: Outcome) -> bool {
+    let is_permitted = |vendor: &Vendor| vendor.outcome == Outcome::Allowed;
+    if vendors.first().is_some_and(is_permitted) {
+        return vendors.iter().skip(1).any(is_permitted);
+    }
+    set_all(vendors, of_exchange);
+    false
 }
 
 /// Whether the publisher's country does not require consent to purpose 1 ("purpose one treatment").
@@ -87,8 +123,8 @@ fn is_treated(core: Bits<'_>, config: &Config) -> Result<bool, Malformed> {
 }
 
 /// Reads the restrictions, whose count the format requires even if it is 0: without it, a string that was cut would look like
-/// one without restrictions.
-fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, Malformed> {
+/// one without restrictions. After a restriction of the exchange, or of all DSPs, the rest does not matter.
+fn restrict(core: Bits<'_>, at: usize, vendors: &mut [Vendor]) -> Result<(), Malformed> {
     let count = core.number(at, 12)?;
     let mut at = at + 12;
     for _ in 0..count {
@@ -98,48 +134,61 @@ fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, M
             at = ranges_end(core, at)?;
             continue;
         }
-        let (listed, end) = ranges(core, at, vendors)?;
-        if listed.contains(&true) {
-            return Ok(true);
+        let restricted = (Outcome::Allowed, Outcome::ConsentRestricted);
+        at = ranges(core, at, vendors, restricted)?;
+        if !permits_any(vendors, Outcome::ConsentRestricted) {
+            return Ok(());
         }
-        at = end;
     }
     let padding = core.len().checked_sub(at).ok_or(Malformed)?;
     if padding >= PADDED_BITS || core.number(at, padding)? != 0 {
         return Err(Malformed);
     }
-    Ok(false)
+    Ok(())
 }
 
-fn are_disclosed<'a>(
+fn require_disclosure<'a>(
     segments: impl Iterator<Item = Bits<'a>>,
-    vendors: [u16; 2],
-) -> Result<bool, Malformed> {
-    for segment in segments.filter(|segment| segment.len() > 0) {
-        if segment.number(0, 3)? == DISCLOSED {
-            let (listed, _) = vendors_in(segment, 3, vendors)?;
-            return Ok(listed == [true; 2]);
+    vendors: &mut [Vendor],
+) -> Result<(), Malformed> {
+    for vendor in vendors.iter_mut() {
+        if vendor.outcome == Outcome::Allowed {
+            vendor.outcome = Outcome::ConsentUndisclosed;
         }
     }
-    Ok(false)
+    for segment in segments.filter(|segment| segment.len() > 0) {
+        if segment.number(0, 3)? == DISCLOSED {
+            let disclosed = (Outcome::ConsentUndisclosed, Outcome::Allowed);
+            vendors_in(segment, 3, vendors, disclosed)?;
+            break;
+        }
+    }
+    Ok(())
 }
 
-/// Reads a list of vendors, a bit field or ranges. Returns the listed vendors, and the offset of its end.
-fn vendors_in(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize), Malformed> {
+/// Reads a list of vendors, a bit field or ranges. Returns the offset of its end.
+fn vendors_in(
+    bits: Bits<'_>,
+    at: usize,
+    vendors: &mut [Vendor],
+    change: Change,
+) -> Result<usize, Malformed> {
     let vendor_max = usize::try_from(bits.number(at, 16)?).map_err(|_| Malformed)?;
     let at = at + 17;
     if bits.bit(at - 1)? {
-        return ranges(bits, at, vendors);
+        return ranges(bits, at, vendors, change);
     }
     let end = at + vendor_max;
     if end > bits.len() {
         return Err(Malformed);
     }
-    let mut listed = [false; 2];
-    for (listed, vendor) in listed.iter_mut().zip(vendors.map(usize::from)) {
-        *listed = (1..=vendor_max).contains(&vendor) && bits.bit(at + vendor - 1)?;
+    for vendor in vendors.iter_mut().filter(|it| it.outcome == change.0) {
+        let id = usize::from(vendor.id);
+        if (1..=vendor_max).contains(&id) && bits.bit(at + id - 1)? {
+            vendor.outcome = change.1;
+        }
     }
-    Ok((listed, end))
+    Ok(end)
 }
 
 /// The offset of the end of a list of vendors.
@@ -167,10 +216,13 @@ fn ranges_end(bits: Bits<'_>, at: usize) -> Result<usize, Malformed> {
     Ok(at)
 }
 
-/// Reads a count and that number of vendor ranges.
-fn ranges(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize), Malformed> {
-    let vendors = vendors.map(u64::from);
-    let mut listed = [false; 2];
+/// Reads a count and that number of vendor ranges. Returns the offset of their end.
+fn ranges(
+    bits: Bits<'_>,
+    at: usize,
+    vendors: &mut [Vendor],
+    change: Change,
+) -> Result<usize, Malformed> {
     let count = bits.number(at, 12)?;
     let mut at = at + 12;
     for _ in 0..count {
@@ -185,9 +237,12 @@ fn ranges(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize
         if first == 0 || last < first {
             return Err(Malformed);
         }
-        for (listed, vendor) in listed.iter_mut().zip(vendors) {
-            *listed |= (first..=last).contains(&vendor);
+        for vendor in &mut *vendors {
+            let is_listed = (first..=last).contains(&u64::from(vendor.id));
+            if is_listed && vendor.outcome == change.0 {
+                vendor.outcome = change.1;
+            }
         }
     }
-    Ok((listed, at))
+    Ok(at)
 }

@@ -43,6 +43,13 @@ fn decide(config: &Config, query: &str, headers: &[(&str, &str)], dsp: u16) -> O
     config.decide(&signals, dsp.try_into().ok(), &RefuseWhen::default())
 }
 
+/// Which of these DSPs may store a match.
+fn permits(config: &Config, query: &str, dsps: impl IntoIterator<Item = u16>) -> Vec<bool> {
+    let mut scratch = Scratch::default();
+    let signals = Query::parse(query, &mut scratch).signals;
+    config.permits(&signals, dsps.into_iter().map(|dsp| dsp.try_into().ok()))
+}
+
 /// The DSP is vendor 2, too.
 #[track_caller]
 fn check(query: &str, expected: Outcome) {

@@ -76,6 +76,26 @@ fn ranges_that_cover_all_vendors_are_decided_in_one_pass() {
 }
 
 #[test]
+fn text_is_read_once_for_all_dsps() {
+    let mut bomb = core();
+    bomb.put(65_535, 16);
+    bomb.put(1, 1);
+    fill(&mut bomb, 2_971, true);
+    bomb.put(0, 16 + 1);
+    bomb.put(0, 12);
+    let query = format!("gdpr=1&gdpr_consent={}", bomb.text());
+    bits::reads::take();
+    let permitted = permits(&config(json!({})), &query, 1..=1_024);
+    let reads = bits::reads::take();
+    assert_eq!(permitted, [true; 1_024]);
+    assert!(
+        reads <= 3 * query.len() + 100,
+        "{reads} characters of {}",
+        query.len()
+    );
+}
+
+#[test]
 fn lists_of_single_vendors_are_decided_in_one_pass() {
     let mut bomb = core();
     for _ in 0..2 {

@@ -216,6 +216,11 @@ fn bit_fields_and_ranges_are_judged_by_the_sets_that_they_encode() {
                     expected,
                     "{host} {dsp} {text}"
                 );
+                if consent.expected(host, host) == Outcome::Allowed {
+                    let expected = (0..=41).map(|dsp| consent.expected(host, dsp));
+                    let expected: Vec<_> = expected.map(|it| it == Outcome::Allowed).collect();
+                    assert_eq!(permits(&config, &query, 0..=41), expected, "{host} {text}");
+                }
             }
         }
         *outcomes
