@@ -58,14 +58,18 @@ const card = (parent, history, { title, headline: [value, show, mark], notes, gr
   make(section, "h2", "", title);
   const headline = make(section, "div", "headline", EMPTY);
   const progress = bar && make(section, "progress");
-  const lines = (notes || []).map(([text, value, show]) => [make(section, "p"), text, value, show]);
+  const lines = (notes || []).map((note) => [make(section, "p"), ...note]);
   const draw = name && graph(section, title, history, name);
   return (view) => {
     const found = value(view, {});
     setText(headline, show(found));
     if (mark) setClass(section, "card " + mark(found));
     if (bar) progress.value = bar[0](view, {}) / bar[1](view, {}) || 0;
-    for (const [line, text, value, show] of lines) setText(line, `${text} ${show(value(view, {}))}`);
+    for (const [line, text, value, show, mark] of lines) {
+      const found = value(view, {});
+      setText(line, `${text} ${show(found)}`);
+      if (mark) setClass(line, mark(found));
+    }
     if (draw) draw(found, show);
   };
 };
@@ -178,10 +182,11 @@ const build = (process, history) => {
 const head = (process, { series, status, ready, date }) => {
   const { ready: isReady, reasons } = ready;
   const name = status.name || location.host;
-  document.title = `${name} · ${process}`;
+  // Programs on one host may have the same name.
+  document.title = `${name} · ${process} · ${location.host}`;
   setText(el("name"), name);
-  const store = status.settings.store ? ` · ${status.settings.store}` : "";
-  setText(el("version"), `${process} ${status.version} (${status.commit.slice(0, 8)}) at ${location.host}${store}`);
+  setText(el("version"), `${process} ${status.version} (${status.commit.slice(0, 8)}) at ${location.host}`);
+  setText(el("store"), el("store").title = status.settings.store || "");
   const [started] = series.get("process_start_time_seconds") || [];
   setText(el("uptime"), started ? "up " + time(Math.max(1, Math.floor(date / 1000 - started.value))) : "");
   el("uptime").title = "as of " + new Date(date).toLocaleTimeString();

@@ -16,7 +16,7 @@ const make = (parent, tag, name, text) => {
 // Formats.
 
 const EMPTY = "–";
-const known = (show) => (n) => n === null || n === undefined || Number.isNaN(n) ? EMPTY : show(n);
+const known = (show) => (n) => Number.isFinite(n) ? show(n) : EMPTY;
 const scaled = (n, step, units) => {
   let unit = 0;
   while (Math.abs(n) >= step && unit < units.length - 1) { n /= step; unit += 1; }
@@ -45,6 +45,7 @@ const yesNo = known((n) => n ? "yes" : "no");
 // Marks: CSS classes of values.
 
 const badIfAny = (n) => n > 0 ? "bad" : "";
+const badIfOld = (s) => s > 5 ? "bad" : "";
 const goodOrBad = (n) => "mark " + (n ? "good" : "bad");
 
 const LOST = { title: "Lost in the last hour", headline: [(view) => view.now.status.lost_last_hour, integer, badIfAny] };
@@ -53,16 +54,17 @@ const LOST = { title: "Lost in the last hour", headline: [(view) => view.now.sta
 
 const series = (sample, name, labels) => (sample.series.get(name) || [])
   .filter((it) => Object.entries(labels).every(([label, value]) => it.labels[label] === value));
+// A counter without series has counted nothing.
 const sum = (sample, name, labels) => {
   const found = series(sample, name, labels);
-  return found.length ? found.reduce((all, { value }) => all + value, 0) : null;
+  return found.length || name.endsWith("_total") ? found.reduce((all, { value }) => all + value, 0) : null;
 };
 const now = (name, labels) => (view, row) => sum(view.now, name, { ...row, ...labels });
 const label = (name, wanted) => (view, row) => series(view.now, name, row)[0].labels[wanted] || EMPTY;
 const perSecond = (name, labels) => (view, row) => {
   const [after, before] = [view.now, view.before].map((it) => sum(it, name, { ...row, ...labels }));
   const seconds = view.now.at - view.before.at;
-  return after === null || seconds <= 0 ? null : Math.max(0, after - before) / seconds;
+  return seconds > 0 ? Math.max(0, after - before) / seconds : null;
 };
 const minus = (all, part) => (view, row) => {
   const total = all(view, row);
@@ -94,7 +96,7 @@ const quantile = (name, q) => (view, row) => {
 
 // Contents of each program's page.
 //
-// A card has a value, `headline: [value, format, mark]`, notes below it, `[text, value, format]`, and the graph of a metric or a bar, `[value, limit]`.
+// A card has a value, `headline: [value, format, mark]`, notes below it, `[text, value, format, mark]`, and the graph of a metric or a bar, `[value, limit]`.
 // A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark]`. A table
 // with `items` has a row per item, `[text, value, format, mark]`.
 
@@ -104,6 +106,8 @@ const subscriberState = (view, row) => {
 };
 const ofNode = (key) => ({ now: { status } }, { subscriber, call }) =>
   call === "subscribe" ? (status.nodes.find(({ node }) => node === subscriber) || {})[key] : null;
+const notDurableSeconds = ({ now: { status } }) =>
+  status.nodes.reduce((max, { not_durable_seconds: s }) => s > (max ?? -1) ? s : max, null);
 const STATE_MARKS = { connected: "mark good", lagging: "mark mind", disconnected: "mark bad" };
 const JOB_MARKS = { active: "mark good", suspended: "mark mind", cancelled: "mark bad" };
 const connections = (process, ports) => ({
@@ -122,6 +126,7 @@ const counterTable = (title, name, by, heading) => ({
 const log = (process) => [["log lines dropped", now(`${process}_log_lines_dropped_total`), integer, badIfAny]];
 
 const ACCEPTED = { outcome: "accepted" };
+const PLANS = "producer_plan_dsps_total";
 const PAIRS = "consumer_lookup_pairs_total";
 const unread = (value) => value(PAIRS, { outcome: "unavailable" });
 const PROGRAMS = {
@@ -139,7 +144,7 @@ const PROGRAMS = {
           ["retained", now("producer_log_retained_seconds"), time]] },
       { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: "producer_subscriber_delivered_cookies_total",
         notes: [["subscribers", now("producer_subscriber_connected"), integer],
-          ["in flight", now("producer_in_flight_bytes"), bytes]] },
+          ["in flight", now("producer_in_flight_bytes"), bytes], ["not durable for", notDurableSeconds, time, badIfOld]] },
     ],
     tables: [
       { title: "Subscribers", by: ["subscriber", "call"], of: "producer_subscriber_connected", none: "No subscribers yet.", columns: [
@@ -147,8 +152,8 @@ const PROGRAMS = {
         ["lag", now("producer_subscriber_lag_seconds"), time],
         ["lag (cookies)", now("producer_subscriber_lag_cookies"), short],
         ["not durable", ofNode("not_durable_cookies"), short],
-        ["for", ofNode("not_durable_seconds"), time, (s) => s > 5 ? "bad" : ""],
-        ["durable up to", now("producer_subscriber_durable_sequence"), integer],
+        ["for", ofNode("not_durable_seconds"), time, badIfOld],
+        ["durable up to", now("producer_subscriber_durable_sequence"), integer, () => "text"],
         ["delivered", now("producer_subscriber_delivered_cookies_total"), short],
         ["rate", perSecond("producer_subscriber_delivered_cookies_total"), rate],
         ["lost", now("producer_subscriber_lost_cookies_total"), short, badIfAny],
@@ -177,6 +182,12 @@ const PROGRAMS = {
         ["not recorded", minus(now("producer_dsp_cookies_total"), now("producer_dsp_cookies_total", ACCEPTED)), short],
         ["would be refused", now("producer_dsp_would_refuse_total"), short],
       ] },
+      { title: "Sync plans", by: ["dsp"], of: PLANS, columns: [
+        ["offered", now(PLANS, { outcome: "offered" }), short],
+        ["returned", now("producer_plan_returns_total"), short],
+        ["accepted", now("producer_plan_returns_total", ACCEPTED), short],
+        ["completion", ratio(now("producer_plan_returns_total", ACCEPTED), now(PLANS, { outcome: "offered" })), percent],
+      ] },
       connections("producer", ["http", "grpc", "admin"]),
       { title: "Errors", items: [
         ["rejected calls", now("producer_grpc_calls_refused_total"), short, badIfAny],
@@ -195,7 +206,7 @@ const PROGRAMS = {
         notes: [["batches", perSecond("consumer_batches_total"), rate], ["per batch", quantile("consumer_batch_cookies", 0.5), short]] },
       { title: "Delivery latency", headline: [quantile("consumer_received_seconds", 0.5), time],
         notes: [["p99", quantile("consumer_received_seconds", 0.99), time]] },
-      { title: "Oldest waiting cookie", headline: [now("consumer_oldest_waiting_seconds"), time, (s) => s > 5 ? "bad" : ""],
+      { title: "Oldest waiting cookie", headline: [now("consumer_oldest_waiting_seconds"), time, badIfOld],
         notes: [["waiting", now("consumer_waiting_cookies"), short]] },
       // While a write hangs, no cookie is stored that would count.
       { title: "Store latency", headline: [(view) => {
@@ -296,15 +307,15 @@ const PROGRAMS = {
   },
   revalidator: {
     cards: [
-      { title: "Checked", headline: [orZero(perSecond("revalidator_requests_total")), rate], graph: "revalidator_requests_total",
-        notes: [["total", orZero(now("revalidator_requests_total")), short]] },
+      { title: "Checked", headline: [perSecond("revalidator_requests_total"), rate], graph: "revalidator_requests_total",
+        notes: [["total", now("revalidator_requests_total"), short]] },
       { title: "Parallel requests", headline: [orZero(now("revalidator_concurrency")), integer], graph: "revalidator_concurrency" },
       { title: "Response time of origins", headline: [quantile("revalidator_response_seconds", 0.5), time],
         notes: [["p99", quantile("revalidator_response_seconds", 0.99), time]] },
       { title: "Workers", headline: [now("revalidator_workers"), integer],
         notes: [["oldest waiting job", now("revalidator_oldest_waiting_job_seconds"), time]] },
-      { title: "Removed", headline: [orZero(now("revalidator_removed_total")), short],
-        notes: [["held back", orZero(now("revalidator_held_back_total")), short]] },
+      { title: "Removed", headline: [now("revalidator_removed_total"), short],
+        notes: [["held back", now("revalidator_held_back_total"), short]] },
     ],
     tables: [
       { title: "Jobs", by: ["job", "app"], of: "revalidator_job_resume_unix_seconds", none: "No jobs yet.", columns: [
@@ -328,7 +339,7 @@ const PROGRAMS = {
       { title: "Jobs by state", by: ["state"], of: "revalidator_jobs", hideZero: true, columns: [["jobs", now("revalidator_jobs"), integer]] },
       { title: "Applications", by: ["app"], of: "revalidator_requests_total", columns: [
         ["checked", perSecond("revalidator_requests_total"), rate],
-        ["parallel requests", now("revalidator_concurrency"), integer],
+        ["parallel requests", orZero(now("revalidator_concurrency")), integer],
         ["response p50", quantile("revalidator_response_seconds", 0.5), time],
         ["response p99", quantile("revalidator_response_seconds", 0.99), time],
         ["removed", now("revalidator_removed_total"), short],

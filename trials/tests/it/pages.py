@@ -1,13 +1,13 @@
-"""Checks the status pages of a producer and a consumer in a real Chromium, through its DevTools protocol.
+"""Checks the status pages of all programs in a real Chromium, through its DevTools protocol.
 
 usage: pages.py CHROMIUM JSON
 
 JSON names the processes (their addresses, names and process ids), a match, and a directory for screenshots. Writes screenshots
-of both pages, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
+of each page, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
 with 1 if a check fails. A page must not write to the console, send a request to another port, be wider than the screen, shift
 its layout when it updates, or insert a name as HTML. It must look up a user, show the durable position of the consumer, and turn red
-while the consumer is stopped. A page must also show losses, a store that hangs, a producer that is gone, many DSPs, and what was before it
-was opened.
+while the consumer is stopped. A page must also show losses, a store that hangs, a producer that is gone, many DSPs, plans, jobs that
+have ended, and what was before it was opened.
 Needs only the standard library.
 """
 
@@ -60,7 +60,7 @@ def violations(page, addresses):
 
 
 # Positions of all numbers and headings. An update must not move them.
-POSITIONS = """[...document.querySelectorAll('.figure, h2, th, td')].filter((node) => node.offsetParent).map((node) => {
+POSITIONS = """[...document.querySelectorAll('.headline, h2, th, td')].filter((node) => node.offsetParent).map((node) => {
   const box = node.getBoundingClientRect(); return [Math.round(box.left), Math.round(box.top + scrollY)].join(); }).join(' ')"""
 
 
@@ -134,10 +134,13 @@ def check_many(page, address, http):
 
 def check_layout(page, where):
     """No text leaves its cell or card, no word of a tile is broken, and idle graphs draw nothing."""
-    found = page.run("""[...document.querySelectorAll('.headline, h2, .figure, td span, .card p')].filter((node) => node.offsetParent
+    found = page.run("""[...document.querySelectorAll('.headline, h2, td span, .card p')].filter((node) => node.offsetParent
       && node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== 'inline').map((node) => node.textContent)""")
+    found += page.run("""[...document.querySelectorAll('td > span')].filter((node) => {
+      const [text, cell] = [node, node.parentNode].map((it) => it.getBoundingClientRect());
+      return node.offsetParent && (text.left < cell.left - 1 || text.right > cell.right + 1); }).map((node) => node.textContent)""")
     dots = page.run("""[...document.querySelectorAll('svg')].filter((node) => getComputedStyle(node).visibility !== 'hidden'
-      && node.getAttribute('aria-label').includes('maximum 0')).length""")
+      && /maximum 0(?![.])/.test(node.getAttribute('aria-label'))).length""")
     return [f"{where}: {text} does not fit" for text in found] + [f"{where}: an idle graph is drawn"] * dots
 
 
@@ -153,15 +156,29 @@ def check_hanging_store(page, producer, node, directory):
         if "bad" not in page.run(CARD.format(title="Oldest waiting cookie") + ".className"):
             errors.append("the oldest waiting cookie is not red")
         page.screenshot(f"{directory}/consumer-hanging-store.png")
+        if not page.run(LONG_STORE):
+            errors.append("a long store does not leave its line to the other parts of the header")
         page.show(producer, 1280, "light")
         cell = CELL.format(name=node["name"], column="not durable")
         errors += wait_for(page, "not durable", cell, lambda text: re.fullmatch(r"[\d.,]+( [kM])?", text) and text != "0")
         errors += wait_for(page, "not durable for", CELL.format(name=node["name"], column="for"), lambda text: seconds(text) >= 6)
         errors += wait_for(page, "state", CELL.format(name=node["name"], column="state"), lambda text: text == "connected")
+        note = CARD.format(title="Delivered") + ".querySelector('p.bad')"
+        errors += wait_for(page, "tile", note, lambda text: text.startswith("not durable for ") and seconds(text) >= 6)
         page.screenshot(f"{directory}/producer-hanging-store.png")
         return errors
     finally:
         os.kill(node["mongod"], signal.SIGCONT)
+
+
+# Whether the parts of the header are in one line, and the full store is in the title, while the store is long.
+LONG_STORE = """(() => {
+  const [store, ready, link] = ['store', 'ready', 'link'].map((id) => document.getElementById(id));
+  const isOnLine = () => [store, link].every((it) => it.getBoundingClientRect().top < ready.getBoundingClientRect().bottom);
+  const isTitled = store.textContent.startsWith('mongodb://') && store.title === store.textContent;
+  const wasOnLine = isOnLine();
+  store.textContent += '/?replicaSet=' + 'x'.repeat(300);
+  return isTitled && wasOnLine && isOnLine() && store.scrollWidth > store.clientWidth; })()"""
 
 
 def check_losses(page, producer, consumer, directory):
@@ -190,6 +207,39 @@ def check_disconnected(page, consumer, process_id):
     return [] if rows and all(cells[1] == "–" for cells in rows) else [f"rows of gone producers: {rows}"]
 
 
+def check_plans(page, producer, directory):
+    """A DSP to which a browser was sent twice, and from which it returned once."""
+    headers = {"Cookie": "uid=u", "Content-Type": "text/plain"}
+    for path, body in (("cookie_sync", b"{}"), ("cookie_sync", b"{}"), ("setuid?bidder=partner&uid=1&p=1", None)):
+        request = urllib.request.Request(f"http://{producer['http']}/{path}", body, headers)
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
+    page.show(producer["admin"], 1280, "light")
+    cells = CARD.format(title="Sync plans") + ".querySelector('tbody tr')"
+    errors = wait_for(page, "plans", cells, lambda text: text == "17" + "2" + "1" + "1" + "50.0 %")
+    page.screenshot(f"{directory}/producer-plans.png")
+    return errors
+
+
+def check_jobs(page, revalidator):
+    """The last ten ended jobs are shown with their results, and tiles without a value are those of times."""
+    page.show(revalidator["admin"], 1280, "light")
+    errors, [oldest, *last] = [], revalidator["jobs"]
+    rows = CARD.format(title="Jobs") + ".querySelectorAll('tbody tr')"
+    page.wait(f"{rows}.length === {len(last)}")
+    if page.run(f"document.body.textContent.includes({oldest!r})"):
+        errors.append(f"{oldest} is older than the last ten jobs")
+    for job in last:
+        found = [page.run(CELL.format(name=job, column=column) + ".textContent")
+                 for column in ("state", "resumes", "checked", "transmitted", "progress")]
+        if found != ["finished", "–", "3", "3", "100.0 %"]:
+            errors.append(f"job {job}: {found}")
+    # Rates need a second sample.
+    page.wait(CARD.format(title="Checked") + ".querySelector('.headline').textContent !== '–'")
+    tiles = page.run("""[...document.querySelectorAll('#cards .card')].filter((card) => /–/.test(card.textContent))
+      .map((card) => card.querySelector('h2').textContent)""")
+    return errors + [f"{title} has no value" for title in tiles if title != "Response time of origins"]
+
+
 def check_limiter(page, limiter):
     """A call under two limits counts once."""
     page.show(limiter["admin"], 1280, "light")
@@ -205,17 +255,28 @@ def check_limiter(page, limiter):
     return [] if highest <= 120 else [f"100 calls are shown as {highest}/s"]
 
 
-def check_silence(page, consumer, directory):
+def wait_lag(producer, name):
+    """Waits until a stopped subscriber lags far more than the producer keeps for it. It first fills the buffers of its connection."""
+    end = time.monotonic() + 50
+    while time.monotonic() < end:
+        time.sleep(1)
+        status = json.load(urllib.request.urlopen(f"http://{producer}/v1/status", timeout=TIMEOUT_SECONDS))
+        [node] = [node for node in status["nodes"] if node["node"] == name]
+        if node["lag_cookies"] > 20000:
+            return
+    raise AssertionError(f"the lag of a stopped subscriber is small: {node}")
+
+
+def check_silence(page, producer, consumer, directory):
     """A page whose process does not respond says so in red, and recovers."""
-    if (title := page.run("document.title")) != f"{consumer['name']} · consumer":
+    if (title := page.run("document.title")) != f"{consumer['name']} · consumer · {consumer['admin']}":
         return [f"the title is {title}"]
     os.kill(consumer["pid"], signal.SIGSTOP)
     try:
         page.wait("document.getElementById('ready').textContent.startsWith('no response since ')")
         page.screenshot(f"{directory}/consumer-stopped.png")
         colors = page.run("['header', '#ready'].map((it) => getComputedStyle(document.querySelector(it)).color)")
-        # Until its producer has dropped what it does not read.
-        time.sleep(15)
+        wait_lag(producer, consumer["name"])
     finally:
         os.kill(consumer["pid"], signal.SIGCONT)
     page.wait("!document.body.classList.contains('stale') && document.getElementById('ready').textContent === 'ready'")
@@ -224,7 +285,7 @@ def check_silence(page, consumer, directory):
 
 
 def check(page, about):
-    pages = {process: about[process]["admin"] for process in ("producer", "consumer")}
+    pages = {process: about[process]["admin"] for process in ("limiter", "revalidator", "producer", "consumer")}
     hostile, directory, [user, uid] = about["hostile"], about["directory"], about["match"]
     errors = []
     for process, address in pages.items():
@@ -260,12 +321,14 @@ def check(page, about):
     errors += check_graphs(page, pages["consumer"])
     errors += check_many(page, pages["producer"], about["producer"]["http"])
     errors += check_hanging_store(page, pages["producer"], about["on_mongod"], directory)
+    errors += check_plans(page, about["other_producer"], directory)
+    errors += check_jobs(page, about["revalidator"])
     errors += check_limiter(page, about["limiter"])
     page.show(pages["consumer"], 1280, "light")
-    errors += check_silence(page, about["consumer"], directory)
+    errors += check_silence(page, pages["producer"], about["consumer"], directory)
     errors += check_losses(page, pages["producer"], about["consumer"], directory)
-    errors += check_disconnected(page, pages["consumer"], about["other_producer"])
-    addresses = [*pages.values(), about["on_mongod"]["admin"], about["limiter"]["admin"]]
+    errors += check_disconnected(page, pages["consumer"], about["other_producer"]["pid"])
+    addresses = [*pages.values(), about["on_mongod"]["admin"], about["other_producer"]["admin"]]
     return errors + violations(page, addresses)
 
 
