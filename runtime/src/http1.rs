@@ -20,11 +20,13 @@ pub mod head;
 use std::{
     future::Future,
     io,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use futures_util::FutureExt as _;
+use http::StatusCode;
 use http_body_util::{BodyExt as _, Collected};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -78,6 +80,15 @@ pub struct Handled {
     pub next: Next,
 }
 
+impl Handled {
+    /// The first request is incomplete.
+    pub const INCOMPLETE: Self = Self {
+        consumed: 0,
+        requests: 0,
+        next: Next::Read,
+    };
+}
+
 /// The circumstances of a read.
 #[derive(Debug)]
 pub struct ReadContext<'a> {
@@ -93,6 +104,9 @@ pub struct ReadContext<'a> {
 pub trait Requests: Send {
     /// Maximum bytes of input that is not handled yet; the longest request fits.
     const INPUT_BYTES_MAX: usize;
+
+    /// Whether a request that is being handled is abandoned when its client closes the connection.
+    const END_WITH_CLIENT: bool = false;
 
     /// Handles complete requests at the start of `input`, and appends their responses to `output`.
     ///
@@ -150,9 +164,23 @@ pub async fn serve<R: Requests>(
             is_stopping: stopping.is_cancelled(),
             activity,
         };
-        let handled = requests.handle(&input, &context, &mut output).await?;
+        let mut early = Vec::new();
+        let handling = requests.handle(&input, &context, &mut output);
+        let handled = if R::END_WITH_CLIENT {
+            let more = R::INPUT_BYTES_MAX - input.len().min(R::INPUT_BYTES_MAX);
+            match while_connected(handling, &mut stream, &mut early, more).await? {
+                Some(handled) => handled?,
+                None => return Ok(()),
+            }
+        } else {
+            handling.await?
+        };
         input.drain(..handled.consumed);
-        next = handled.next;
+        next = match handled.next {
+            Next::Read if !early.is_empty() => Next::Respond,
+            next => next,
+        };
+        input.append(&mut early);
         if input.capacity() > BUFFER_BYTES_KEPT && input.len() <= BUFFER_BYTES_KEPT {
             input.shrink_to(BUFFER_BYTES_KEPT);
         }
@@ -172,6 +200,27 @@ pub async fn serve<R: Requests>(
     }
     linger(stream).await?;
     Ok(())
+}
+
+/// Waits for `handling`, and reads up to `bytes_max` meanwhile; `None` if the client closes the connection first.
+async fn while_connected<T>(
+    handling: impl Future<Output = T>,
+    stream: &mut impl ByteStream,
+    input: &mut Vec<u8>,
+    bytes_max: usize,
+) -> io::Result<Option<T>> {
+    let mut handling = pin!(handling);
+    loop {
+        let left = bytes_max.saturating_sub(input.len());
+        let mut limited = (&mut *stream).take(left as u64);
+        tokio::select! {
+            biased;
+            handled = &mut handling => return Ok(Some(handled)),
+            read = limited.read_buf(input), if left > 0 => if read? == 0 {
+                return Ok(None);
+            },
+        }
+    }
 }
 
 /// Writes responses. A client that reads too slowly occupies the memory of a large one for a limited time.
@@ -203,6 +252,9 @@ fn resize_input(input: &mut Vec<u8>, bytes_max: usize) {
     }
 }
 
+/// The line that announces the close of the connection.
+pub const CLOSE: &str = "connection: close\r\n";
+
 /// The header `Date`, formatted at most ten times per second.
 #[derive(Debug, Default)]
 pub struct DateHeader {
@@ -223,8 +275,50 @@ impl DateHeader {
     }
 }
 
-/// Appends a response. The response to a HEAD request has no body, only its length.
-pub fn encode(reply: Reply, is_head: bool, close: bool, output: &mut Vec<u8>) {
+/// The header for the length of a body that follows.
+const LENGTH: &[u8] = b"content-length:         0\r\n";
+
+/// A response whose body is being appended.
+#[derive(Debug)]
+pub struct OpenResponse {
+    digits_end: usize,
+    body_at: usize,
+}
+
+impl OpenResponse {
+    /// Begins a response with these further lines, each with its line break.
+    pub fn begin(status: StatusCode, lines: &[&str], output: &mut Vec<u8>) -> Self {
+        output.extend_from_slice(b"HTTP/1.1 ");
+        output.extend_from_slice(status.as_str().as_bytes());
+        output.push(b' ');
+        let reason = status.canonical_reason().unwrap_or_default();
+        output.extend_from_slice(reason.as_bytes());
+        output.extend_from_slice(b"\r\n");
+        output.extend_from_slice(LENGTH);
+        let digits_end = output.len() - b"\r\n".len();
+        for line in lines {
+            output.extend_from_slice(line.as_bytes());
+        }
+        output.extend_from_slice(b"\r\n");
+        Self {
+            digits_end,
+            body_at: output.len(),
+        }
+    }
+
+    /// Writes the length of the body. The response to a HEAD request has no body.
+    pub fn end(self, is_head: bool, output: &mut Vec<u8>) {
+        let digits = (output.len() - self.body_at).to_string();
+        let digits_at = self.digits_end - digits.len();
+        output[digits_at..self.digits_end].copy_from_slice(digits.as_bytes());
+        if is_head {
+            output.truncate(self.body_at);
+        }
+    }
+}
+
+/// Appends a response with a line for the date. The response to a HEAD request has no body, only its length.
+pub fn encode(reply: Reply, is_head: bool, close: bool, date: &str, output: &mut Vec<u8>) {
     let (head, body) = reply.into_parts();
     let body = body.collect().now_or_never().and_then(Result::ok);
     let body = body.map(Collected::to_bytes).unwrap_or_default();
@@ -235,8 +329,8 @@ pub fn encode(reply: Reply, is_head: bool, close: bool, output: &mut Vec<u8>) {
         output.extend_from_slice(value.as_bytes());
         output.extend_from_slice(b"\r\n");
     }
-    let close = if close { "connection: close\r\n" } else { "" };
-    let length = format!("content-length: {}\r\n{close}\r\n", body.len());
+    let close = if close { CLOSE } else { "" };
+    let length = format!("content-length: {}\r\n{close}{date}\r\n", body.len());
     output.extend_from_slice(length.as_bytes());
     if !is_head {
         output.extend_from_slice(&body);

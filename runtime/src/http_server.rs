@@ -2,7 +2,13 @@
 //!
 //! A connection processes one request at a time, so a client that does not read responses cannot send more requests.
 
-use std::{convert::Infallible, error::Error, future::Future, pin::pin, sync::Arc};
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::Future,
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -33,27 +39,34 @@ pub async fn serve<H, F, B>(
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let stop = stage.stop.clone();
-    let serve = move |stream: WatchedStream<_>, activity: Arc<Activity>| {
+    let serve = connections(tls, stage.stop.clone(), handler);
+    let (proxies, limits) = (Proxies::default(), limits.fixed());
+    listen::accept(listener, proxies, limits, metrics, stage, serve).await;
+}
+
+/// Serves a connection, for [`listen::accept`].
+pub(crate) fn connections<S, H, F, B>(
+    tls: Option<Arc<Handshakes>>,
+    stop: CancellationToken,
+    handler: H,
+) -> impl Fn(WatchedStream<S>, Arc<Activity>) -> Pin<Box<dyn Future<Output = ()> + Send>>
+where
+    S: ByteStream,
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    move |stream: WatchedStream<S>, activity: Arc<Activity>| {
         let (tls, stop, handler) = (tls.clone(), stop.clone(), handler.clone());
-        async move {
+        Box::pin(async move {
             let Some(tls) = tls else {
                 return connection(stream, &activity, &stop, handler).await;
             };
             if let Some(stream) = tls.accept(stream, &stop).await {
                 connection(stream, &activity, &stop, handler).await;
             }
-        }
-    };
-    listen::accept(
-        listener,
-        Proxies::default(),
-        limits.fixed(),
-        metrics,
-        stage,
-        serve,
-    )
-    .await;
+        })
+    }
 }
 
 async fn connection<F, B>(
@@ -90,10 +103,7 @@ async fn connection<F, B>(
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::Pin,
-        task::{Context, Poll},
-    };
+    use std::task::{Context, Poll};
 
     use bytes::Bytes;
     use http_body::Frame;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName};
 
 /// Maximum integer of a structured field (RFC 9651).
 const INTEGER_MAX: u64 = 999_999_999_999_999;
@@ -40,15 +40,25 @@ pub enum HeaderFormat {
 impl Quota {
     /// Adds the headers to a response.
     pub fn write(&self, format: HeaderFormat, headers: &mut HeaderMap) {
+        for (name, value) in self
+            .lines(format)
+            .lines()
+            .filter_map(|it| it.split_once(": "))
+        {
+            let name = HeaderName::try_from(name).expect("a valid name");
+            headers.insert(name, value.parse().expect("printable ASCII"));
+        }
+    }
+
+    /// The headers as lines, each with its line break.
+    pub fn lines(&self, format: HeaderFormat) -> String {
         let [limit, remaining] = [self.limit, self.remaining].map(|it| it.min(INTEGER_MAX));
         let (window, reset) = (seconds(self.window), seconds(self.reset));
         match format {
-            HeaderFormat::Off => {}
-            HeaderFormat::XRateLimit => {
-                headers.insert("x-ratelimit-limit", limit.into());
-                headers.insert("x-ratelimit-remaining", remaining.into());
-                headers.insert("x-ratelimit-reset", reset.into());
-            }
+            HeaderFormat::Off => String::new(),
+            HeaderFormat::XRateLimit => format!(
+                "x-ratelimit-limit: {limit}\r\nx-ratelimit-remaining: {remaining}\r\nx-ratelimit-reset: {reset}\r\n"
+            ),
             HeaderFormat::Draft => {
                 let name = quoted(&self.policy);
                 // The draft allows only windows of whole seconds, at least one.
@@ -56,12 +66,9 @@ impl Quota {
                     0 => String::new(),
                     _ => format!(";w={window}"),
                 };
-                let policy = format!("{name};q={limit}{window}");
-                let state = format!("{name};r={remaining};t={reset}");
-                for (name, value) in [("ratelimit-policy", policy), ("ratelimit", state)] {
-                    let value = HeaderValue::try_from(value).expect("printable ASCII");
-                    headers.insert(name, value);
-                }
+                format!(
+                    "ratelimit-policy: {name};q={limit}{window}\r\nratelimit: {name};r={remaining};t={reset}\r\n"
+                )
             }
         }
     }

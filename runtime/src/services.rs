@@ -6,11 +6,14 @@ use std::{error::Error, sync::Arc, time::Duration};
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
-use tokio::{net::TcpListener, time::Instant};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::Instant,
+};
 
 use crate::{
     http_server,
-    listen::{self, Limits, Stage},
+    listen::{self, Activity, Limits, Proxies, Stage, WatchedStream},
     metrics::{Registry, register_process},
     reload::{self, Reloader, Source},
     settings::live_config,
@@ -96,17 +99,28 @@ impl Services {
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
-        let (address, connections) = (listener.local_addr()?, self.connections("http")?);
-        let stage = stage.clone();
-        let tasks = stage.tasks.clone();
-        tasks.spawn(http_server::serve(
-            listener,
-            None,
-            limits,
-            connections,
-            stage,
-            handler,
-        ));
+        let serve = http_server::connections(None, stage.stop.clone(), handler);
+        self.serve_connections(listener, limits, stage, serve)
+    }
+
+    /// Serves a plain-text API in `stage`; `serve` serves a connection, as for [`listen::accept`].
+    ///
+    /// # Errors
+    /// If the address is unknown, or a metric is already registered.
+    pub fn serve_connections<F>(
+        &self,
+        listener: TcpListener,
+        limits: Limits,
+        stage: &Stage,
+        serve: impl Fn(WatchedStream<TcpStream>, Arc<Activity>) -> F + Send + Sync + 'static,
+    ) -> anyhow::Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (address, metrics) = (listener.local_addr()?, self.connections("http")?);
+        let (proxies, limits) = (Proxies::default(), limits.fixed());
+        let accepting = listen::accept(listener, proxies, limits, metrics, stage.clone(), serve);
+        stage.tasks.spawn(accepting);
         tracing::info!(%address, "API port is open");
         if !address.ip().is_loopback() {
             tracing::warn!(listen = %address, "tokens are sent in plain text and can be read in transit");

@@ -6,7 +6,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use httparse::Header;
 use runtime::{
     http1::{
-        self, DateHeader, Handled, Next, ReadContext, Requests, YIELD_REQUESTS_MAX,
+        self, CLOSE, DateHeader, Handled, Next, OpenResponse, ReadContext, Requests,
+        YIELD_REQUESTS_MAX,
         head::{self, HEAD_BYTES_MAX, HeadError},
     },
     listen::{Activity, ByteStream},
@@ -34,9 +35,6 @@ const REQUEST_BYTES: usize = 1 << 10;
 
 /// Usual maximum of the body for one user.
 const USER_BODY_BYTES: usize = 1 << 10;
-
-/// The header for the length of a body that follows.
-const LENGTH: &[u8] = b"content-length:         0\r\n";
 
 /// Serves requests until the client closes the connection or `stop` is cancelled. `input` was read before.
 pub(super) async fn serve(
@@ -278,7 +276,8 @@ impl Connection {
             Err((reply, label)) => {
                 output.truncate(start);
                 output.shrink_to(WRITE_BYTES);
-                http1::encode(reply, is_head, close, output);
+                let date = self.date.line(read_at);
+                http1::encode(reply, is_head, close, date, output);
                 label
             }
         };
@@ -334,41 +333,12 @@ impl Connection {
         now: std::time::Instant,
         output: &mut Vec<u8>,
     ) -> OpenResponse {
-        let line: &[u8] = match status {
-            StatusCode::OK => b"HTTP/1.1 200 OK\r\n",
-            _ => b"HTTP/1.1 404 Not Found\r\n",
-        };
-        output.extend_from_slice(line);
-        output.extend_from_slice(LENGTH);
-        let digits_end = output.len() - b"\r\n".len();
-        output.extend_from_slice(b"content-type: application/json\r\ncache-control: no-store\r\n");
-        if close {
-            output.extend_from_slice(b"connection: close\r\n");
-        }
-        output.extend_from_slice(self.date.line(now).as_bytes());
-        output.extend_from_slice(b"\r\n");
-        OpenResponse {
-            digits_end,
-            body_at: output.len(),
-        }
-    }
-}
-
-/// A response whose body is being written.
-struct OpenResponse {
-    digits_end: usize,
-    body_at: usize,
-}
-
-impl OpenResponse {
-    /// Writes the length of the body.
-    fn end(self, is_head: bool, output: &mut Vec<u8>) {
-        let digits = (output.len() - self.body_at).to_string();
-        let digits_at = self.digits_end - digits.len();
-        output[digits_at..self.digits_end].copy_from_slice(digits.as_bytes());
-        if is_head {
-            output.truncate(self.body_at);
-        }
+        let lines = [
+            "content-type: application/json\r\ncache-control: no-store\r\n",
+            if close { CLOSE } else { "" },
+            self.date.line(now),
+        ];
+        OpenResponse::begin(status, &lines, output)
     }
 }
 

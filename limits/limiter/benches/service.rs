@@ -203,7 +203,9 @@ async fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
         let length = head.lines().find_map(|line| {
             let (name, value) = line.split_once(": ")?;
             let is_length = name.eq_ignore_ascii_case("content-length");
-            is_length.then(|| value.parse::<usize>().ok()).flatten()
+            is_length
+                .then(|| value.trim().parse::<usize>().ok())
+                .flatten()
         });
         let length = length.with_context(|| format!("no content-length: {head}"))?;
         if body.len() >= length {

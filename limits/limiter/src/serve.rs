@@ -1,7 +1,7 @@
 //! `limiter serve`: the server that decides when other processes may call rate-limited APIs (calls to partners).
 //!
 //! - [`engine`] decides on these calls, without network, disk or clock.
-//! - [`http`] parses API requests; [`service`] processes them; [`tokens`] authorizes them.
+//! - `connection` reads requests; [`http`] parses them; [`service`] processes them; [`tokens`] authorizes them.
 //! - [`limit_sources`] combines the limits of [`limits_file`] and of a MongoDB collection.
 //! - [`sharing`] delegates decisions to a Redis server if several limiters share their limits in `exact` mode.
 //! - [`saver`] writes the changes made by an API request to the [`store`] before the response is sent.
@@ -10,6 +10,7 @@
 pub mod app;
 pub mod clock;
 pub mod config;
+mod connection;
 pub mod engine;
 pub mod http;
 pub mod limit_sources;

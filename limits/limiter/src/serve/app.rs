@@ -26,6 +26,7 @@ use self::startup::restore_state;
 use super::limit_sources::collection::CollectionWatcher;
 use super::{
     config::Config,
+    connection,
     engine::UsageSummary,
     metrics::{self, StateMetrics},
     saver::Saver,
@@ -114,16 +115,15 @@ impl App {
             saver: saver.clone(),
             metrics: metrics::RequestMetrics::register(&registry)?,
         });
-        let stop = app.api.stop.clone();
-        let handler = move |request| {
-            let (service, stop) = (Arc::clone(&service), stop.clone());
-            async move { service.http(request, &stop).await }
-        };
         let configured = [("--connections", config.api.connections)];
         let [connections] = open_files::connections(open_files::of_store(), configured);
         let limits = config.api.limits().with(connections);
+        let stop = app.api.stop.clone();
+        let serve = move |stream, activity| {
+            connection::serve(Arc::clone(&service), stream, activity, stop.clone())
+        };
         app.services
-            .serve_api(listener, limits, &app.api, handler)?;
+            .serve_connections(listener, limits, &app.api, serve)?;
         let stop = app.saving.stop.clone();
         app.saving.tasks.spawn(saver.run(stop));
         Ok(app)

@@ -6,67 +6,78 @@
 //! Without tokens, the port listens on loopback and rejects requests from pages of other sites. It recognizes them by
 //! site and host headers, and by a body whose content type is not JSON.
 
-use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
-use hyper::body::Incoming;
+use http::{HeaderValue, StatusCode, header};
 use runtime::{
     rate_limit::{HeaderFormat, Quota},
-    reply::{Reply, content, json, text},
+    reply::{Reply, content, text},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    connection::Request,
     engine::Slot,
     problem::{self, Problem},
     request::{CallKind, Endpoint, GET, LimitedCall, Path, Query, is_json},
-    response::SlotBody,
-    service::{self, Service},
+    response::{Answer, CallAnswer, SlotBody},
+    service::Service,
 };
 
 /// Description of the API in OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 impl Service {
-    /// Handles a request. A waiting reservation returns at its slot, or when `stop` is cancelled.
-    pub(super) async fn http(&self, request: Request<Incoming>, stop: &CancellationToken) -> Reply {
-        let began = Instant::now();
-        let (head, body) = request.into_parts();
-        let path = Path::of(head.uri.path());
+    /// Handles a request received at `began`. A waiting reservation returns at its slot, or when `stop` is cancelled.
+    pub(super) async fn http(
+        &self,
+        request: &Request<'_>,
+        stop: &CancellationToken,
+        began: Instant,
+    ) -> Answer {
+        let path = Path::of(request.head.path);
         let endpoint = match &path {
             Ok(Path::Call(endpoint, _)) => Some(*endpoint),
             _ => None,
         };
-        let body = service::read_body(body).await;
-        let is_read = body.is_ok();
-        let response = match (path, body) {
-            (Ok(path), Ok(body)) => self.route(path, &head, &body, stop, began).await,
-            (Err(problem), _) | (_, Err(problem)) => Err(problem),
+        let answer = match path {
+            Ok(path) => self.route(path, request, stop, began).await,
+            Err(problem) => Err(problem),
         };
-        let mut response = response.unwrap_or_else(|problem| self.problem(&problem));
-        if !is_read {
-            // The next request would start after the rest of this body.
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(header::CONNECTION, close);
-        }
-        self.metrics.responded(endpoint, response.status());
-        response
+        let answer = answer.unwrap_or_else(|problem| Answer::Other(self.problem(&problem)));
+        let status = match &answer {
+            Answer::Call(_) => StatusCode::OK,
+            Answer::Other(reply) => reply.status(),
+        };
+        self.metrics.responded(endpoint, status);
+        answer
+    }
+
+    /// The response to a request that cannot be read.
+    pub(super) fn refuse(&self, problem: &Problem) -> Answer {
+        let reply = self.problem(problem);
+        self.metrics.responded(None, reply.status());
+        Answer::Other(reply)
     }
 
     async fn route(
         &self,
         path: Path<'_>,
-        head: &Parts,
-        body: &[u8],
+        request: &Request<'_>,
         stop: &CancellationToken,
         began: Instant,
-    ) -> Result<Reply, Problem> {
-        let client = self.authenticate(head)?;
+    ) -> Result<Answer, Problem> {
+        let Request {
+            head,
+            headers,
+            body,
+        } = request;
+        let client = self.authenticate(headers)?;
         match path {
             Path::Call(endpoint, first) => {
-                check_method(&head.method, endpoint.methods())?;
-                let query = Query::of(head.uri.query().unwrap_or_default())?;
+                check_method(head.method, endpoint.methods())?;
+                let query = Query::of(head.query)?;
                 let is_post = endpoint != Endpoint::Delay;
-                if is_post && !is_json(&head.headers, !body.is_empty()) {
+                if is_post && !is_json(headers, !body.is_empty()) {
                     return Err(Problem::new(problem::MEDIA_TYPE, ""));
                 }
                 let now = self.decider.clock.now();
@@ -77,26 +88,32 @@ impl Service {
                     Err(problem) => problem.extensions.get::<Slot>(),
                 };
                 let quota = slot.and_then(|slot| self.quota(&call, slot));
-                let mut response = match result {
-                    Ok((slot, has_effect)) => call_response(call.kind, &slot, has_effect),
-                    Err(problem) => self.problem(&problem),
-                };
-                if let Some(quota) = quota {
-                    quota.write(self.fields, response.headers_mut());
-                }
-                Ok(response)
+                Ok(match result {
+                    Ok((slot, has_effect)) => Answer::Call(CallAnswer {
+                        body: call_body(call.kind, &slot, has_effect),
+                        quota: quota.map_or_else(String::new, |it| it.lines(self.fields)),
+                    }),
+                    Err(problem) => {
+                        let mut reply = self.problem(&problem);
+                        if let Some(quota) = quota {
+                            quota.write(self.fields, reply.headers_mut());
+                        }
+                        Answer::Other(reply)
+                    }
+                })
             }
             Path::Problem(name) => {
-                check_method(&head.method, GET)?;
+                check_method(head.method, GET)?;
                 let mut kinds = problem::KINDS.iter();
                 let kind = kinds.find(|kind| kind.name == name);
                 let kind = kind.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
                 let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
-                Ok(text(StatusCode::OK, page))
+                Ok(Answer::Other(text(StatusCode::OK, page)))
             }
             Path::OpenApi => {
-                check_method(&head.method, GET)?;
-                Ok(content(StatusCode::OK, "application/json", OPENAPI))
+                check_method(head.method, GET)?;
+                let reply = content(StatusCode::OK, "application/json", OPENAPI);
+                Ok(Answer::Other(reply))
             }
             Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
         }
@@ -121,7 +138,7 @@ impl Service {
     }
 }
 
-fn call_response(kind: CallKind, slot: &Slot, has_effect: bool) -> Reply {
+fn call_body(kind: CallKind, slot: &Slot, has_effect: bool) -> SlotBody {
     let mut body = SlotBody::of(slot);
     match kind {
         CallKind::Delay { .. } | CallKind::Reserve { .. } => {}
@@ -131,11 +148,11 @@ fn call_response(kind: CallKind, slot: &Slot, has_effect: bool) -> Reply {
             body.ignored = Some(ignored);
         }
     }
-    json(StatusCode::OK, &body)
+    body
 }
 
-fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
-    if allowed.split(", ").any(|it| method == it) {
+fn check_method(method: &str, allowed: &'static str) -> Result<(), Problem> {
+    if allowed.split(", ").any(|it| it == method) {
         return Ok(());
     }
     let detail = format!("{method} is not allowed here; use {allowed}");

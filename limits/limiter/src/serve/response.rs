@@ -4,7 +4,28 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use runtime::reply::Reply;
+
 use super::{clock::timestamp, engine::Slot};
+
+/// Headers of the response to a call, as those of [`Reply`].
+pub(super) const HEADERS: &str = "content-type: application/json\r\ncache-control: no-store\r\n\
+    x-content-type-options: nosniff\r\ncontent-security-policy: frame-ancestors 'none'\r\n";
+
+/// A response.
+pub(super) enum Answer {
+    /// To a call that was decided.
+    Call(CallAnswer),
+    /// Any other.
+    Other(Reply),
+}
+
+/// The response to a call.
+pub(super) struct CallAnswer {
+    pub(super) body: SlotBody,
+    /// Lines of the rate-limit headers.
+    pub(super) quota: String,
+}
 
 /// Earliest time for a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -5,6 +5,7 @@
 //! all calls except delay queries are rejected, so that pending and unsynced changes stay bounded.
 
 use std::{
+    mem,
     panic::resume_unwind,
     sync::Arc,
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::{
     sync::{oneshot, watch},
     task::{JoinError, spawn_blocking},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +24,7 @@ use super::{engine::Engine, store::Store};
 /// Time between two syncs.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time after which a write counts as hanging and its responses fail. A limiter without a sync for this time is not ready.
+/// Time after which a write counts as hanging and its responses fail, up to a second later. A limiter without a sync for this time is not ready.
 const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Writes and syncs changes.
@@ -41,12 +42,27 @@ pub struct Saver {
 struct Progress {
     /// Responses that wait for the next write.
     waiting: Vec<oneshot::Sender<()>>,
+    /// Responses that wait for the current write.
+    writing: Vec<oneshot::Sender<()>>,
     /// Start of the current write.
     writing_since: Option<Instant>,
     /// Start of the current sync.
     syncing_since: Option<Instant>,
     /// All changes before this time are synced.
     synced_at: Instant,
+}
+
+impl Progress {
+    /// Fails all responses that wait.
+    fn fail(&mut self) {
+        self.waiting.clear();
+        self.writing.clear();
+    }
+}
+
+/// Whether an operation that began at this time hangs.
+fn hangs(since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() > HANG_TIMEOUT)
 }
 
 impl Saver {
@@ -59,6 +75,7 @@ impl Saver {
         store.sync()?;
         let progress = Progress {
             waiting: Vec::new(),
+            writing: Vec::new(),
             writing_since: None,
             syncing_since: None,
             synced_at: Instant::now(),
@@ -78,16 +95,19 @@ impl Saver {
             let progress = self.progress.lock();
             [progress.writing_since, progress.syncing_since]
         };
-        let hangs = |since: Instant| since.elapsed() > HANG_TIMEOUT;
-        !busy_since.into_iter().flatten().any(hangs) && self.failure.borrow().is_none()
+        !busy_since.into_iter().any(hangs) && self.failure.borrow().is_none()
     }
 
     /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
     pub async fn wait_written(&self) -> bool {
         let (response, written) = oneshot::channel();
         self.progress.lock().waiting.push(response);
+        // Responses that wait when the failure becomes known are failed then.
+        if self.failure.borrow().is_some() {
+            return false;
+        }
         self.wake.notify_one();
-        matches!(timeout(HANG_TIMEOUT, written).await, Ok(Ok(())))
+        written.await.is_ok()
     }
 
     /// Waits until a write fails. No further write is possible then.
@@ -147,11 +167,15 @@ impl Saver {
                     };
                 }
                 () = sleep(SYNC_INTERVAL) => {
-                    let hangs = !self.is_writable();
-                    if hangs && !hung {
+                    let is_hung = !self.is_writable();
+                    if is_hung && !hung {
                         tracing::warn!("a write of the state hangs; rejecting all calls except delay queries");
                     }
-                    hung = hangs;
+                    hung = is_hung;
+                    let mut progress = self.progress.lock();
+                    if hangs(progress.writing_since) {
+                        progress.fail();
+                    }
                 }
             }
         };
@@ -162,7 +186,7 @@ impl Saver {
             };
             tracing::error!(error, "failed to write the state; shutting down");
             self.failure.send_replace(Some(error));
-            self.progress.lock().waiting.clear();
+            self.progress.lock().fail();
         }
     }
 
@@ -174,7 +198,7 @@ impl Saver {
             let is_idle = |progress: &mut Progress| progress.waiting.is_empty();
             let mut progress = self.progress.lock();
             self.wake.wait_while_for(&mut progress, is_idle, wait);
-            let count = progress.waiting.len();
+            progress.writing = mem::take(&mut progress.waiting);
             drop(progress);
             is_last = stop.is_cancelled();
             let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
@@ -185,9 +209,10 @@ impl Saver {
             }
             if self.failure.borrow().is_some() {
                 // A sync has failed.
+                self.progress.lock().fail();
                 return Ok(());
             }
-            let written: Vec<_> = self.progress.lock().waiting.drain(..count).collect();
+            let written = mem::take(&mut self.progress.lock().writing);
             for response in written {
                 // The client may have disconnected.
                 response.send(()).ok();
@@ -239,7 +264,7 @@ fn unwind<T>(ended: Result<T, JoinError>) -> T {
 #[cfg(test)]
 mod tests {
     use tempfile::TempDir;
-    use tokio::task::JoinSet;
+    use tokio::{task::JoinSet, time::timeout};
 
     use super::*;
     use crate::serve::engine::Options;

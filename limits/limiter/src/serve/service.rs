@@ -6,13 +6,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::request::Parts;
-use http_body_util::{BodyExt as _, Limited};
-use hyper::body::{Body as _, Incoming};
+use http::{HeaderMap, Uri};
 use prometheus::IntGauge;
 use runtime::{caller, rate_limit::HeaderFormat, reload::Reloader};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -24,12 +21,6 @@ use super::{
     sharing::Decider,
     tokens::{self, Client},
 };
-
-/// Maximum bytes of a request body.
-const BODY_BYTES_MAX: usize = 8 << 10;
-
-/// Timeout for receiving a body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time that a response is held until the slot.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -53,14 +44,14 @@ impl Service {
     ///
     /// # Errors
     /// When the token is missing or invalid; without tokens, when a browser sends the request from another site.
-    pub(super) fn authenticate(&self, head: &Parts) -> Result<Arc<Client>, Problem> {
+    pub(super) fn authenticate(&self, headers: &HeaderMap) -> Result<Arc<Client>, Problem> {
         let Some(tokens) = &self.tokens else {
-            if caller::is_foreign(&head.headers, &head.uri) {
+            if caller::is_foreign(headers, &Uri::default()) {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
             return Ok(Arc::default());
         };
-        let client = tokens.current().authenticate(&head.headers);
+        let client = tokens.current().authenticate(headers);
         client.map_err(|error| Problem::new(problem::UNAUTHORIZED, error.to_string()))
     }
 
@@ -117,21 +108,6 @@ impl Service {
         let wait = Duration::from_nanos(slot.at.saturating_sub(slot.now));
         let wait = wait.saturating_sub(decided_at.elapsed());
         stop.run_until_cancelled(sleep(wait.min(WAIT_MAX))).await;
-    }
-}
-
-/// Reads the body of a request.
-///
-/// # Errors
-/// When the body is too large or too slow.
-pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Problem> {
-    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
-        return Err(Problem::new(problem::TOO_LARGE, ""));
-    }
-    match timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await {
-        Err(_) => Err(Problem::new(problem::SLOW, "")),
-        Ok(Err(_)) => Err(Problem::new(problem::TOO_LARGE, "")),
-        Ok(Ok(read)) => Ok(read.to_bytes()),
     }
 }
 

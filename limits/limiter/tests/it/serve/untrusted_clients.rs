@@ -209,3 +209,59 @@ async fn only_an_unread_body_closes_the_connection() -> Result<()> {
     }
     limiter.stop().await
 }
+
+#[tokio::test]
+async fn unreadable_requests_get_a_problem_and_end_the_connection() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let post = "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let headers = format!("{post}X: {}", "x".repeat(20_000));
+    for (request, status, problem) in [
+        ("no request\r\n\r\n", 400, "invalid-request"),
+        (&*headers, 413, "too-large"),
+        (
+            &*format!("{post}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n"),
+            411,
+            "length-required",
+        ),
+        (
+            &*format!("{post}Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"),
+            411,
+            "length-required",
+        ),
+    ] {
+        let response = String::from_utf8(until_end(&limiter, request.as_bytes())?)?;
+        ensure!(
+            response.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{response}"
+        );
+        ensure!(response.contains(problem), "{response}");
+        ensure!(response.contains("\r\nconnection: close\r\n"), "{response}");
+    }
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn requests_that_arrive_during_a_wait_are_answered_in_order() -> Result<()> {
+    let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
+    let mut limiter = Limiter::start(limits, &[]).await?;
+    let reserve = |body: &str| {
+        let length = body.len();
+        format!(
+            "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+    };
+    let mut client = limiter.client().await?;
+    client.send(reserve("{}").as_bytes()).await?;
+    body(&client.response().await?, 200);
+    client.send(reserve("{\"wait\": true}").as_bytes()).await?;
+    limiter.wait_metric("limiter_waiting", 1).await?;
+    let delay = "GET /v1/limits/a/other/delay HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    client.send(format!("{delay}{delay}").as_bytes()).await?;
+    let held = body(&client.response().await?, 200);
+    assert_eq!(held["binding"], "a/r");
+    for _ in 0..2 {
+        let free = body(&client.response().await?, 200);
+        ensure!(free["binding"].is_null(), "{free}");
+    }
+    limiter.stop().await
+}
