@@ -13,7 +13,7 @@ use anyhow::{Context as _, Error, Result};
 use gethostname::gethostname;
 use parking_lot::Mutex;
 use runtime::{
-    admin, listen,
+    admin, http_server, listen,
     metrics::Registry,
     open_files,
     ready::{self, Component},
@@ -135,7 +135,8 @@ impl Program {
             let api = Arc::clone(&api);
             async move { api.handle(request).await }
         };
-        services.serve_api(listener, admin::LIMITS.with(connections), &stage, handler)?;
+        let serve = http_server::connections(None, stage.stop.clone(), handler);
+        services.serve_api(listener, admin::LIMITS.with(connections), &stage, serve)?;
         let (stop, to_run) = (services.stage.stop.clone(), Arc::clone(&shared));
         let servers = config.nats.context("--nats is invalid")?;
         let running = services.stage.tasks.spawn(async move {

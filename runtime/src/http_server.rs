@@ -44,8 +44,8 @@ pub async fn serve<H, F, B>(
     listen::accept(listener, proxies, limits, metrics, stage, serve).await;
 }
 
-/// Serves a connection, for [`listen::accept`].
-pub(crate) fn connections<S, H, F, B>(
+/// Serves a connection, for [`listen::accept`], until `stop` is cancelled; see [`serve`].
+pub fn connections<S, H, F, B>(
     tls: Option<Arc<Handshakes>>,
     stop: CancellationToken,
     handler: H,

@@ -1,18 +1,14 @@
 //! Services that every server has besides its data path: process metrics, file reloads, and the API port. The module
 //! `admin` adds the admin port.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http::{Request, Response};
-use http_body::Body;
-use hyper::body::Incoming;
 use tokio::{
     net::{TcpListener, TcpStream},
     time::Instant,
 };
 
 use crate::{
-    http_server,
     listen::{self, Activity, Limits, Proxies, Stage, WatchedStream},
     metrics::{Registry, register_process},
     reload::{self, Reloader, Source},
@@ -84,30 +80,11 @@ impl Services {
         }
     }
 
-    /// Serves a plain-text API in `stage`.
-    ///
-    /// # Errors
-    /// If the address is unknown, or a metric is already registered.
-    pub fn serve_api<F, B>(
-        &self,
-        listener: TcpListener,
-        limits: Limits,
-        stage: &Stage,
-        handler: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    ) -> anyhow::Result<()>
-    where
-        F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
-    {
-        let serve = http_server::connections(None, stage.stop.clone(), handler);
-        self.serve_connections(listener, limits, stage, serve)
-    }
-
     /// Serves a plain-text API in `stage`; `serve` serves a connection, as for [`listen::accept`].
     ///
     /// # Errors
     /// If the address is unknown, or a metric is already registered.
-    pub fn serve_connections<F>(
+    pub fn serve_api<F>(
         &self,
         listener: TcpListener,
         limits: Limits,

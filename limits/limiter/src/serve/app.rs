@@ -122,8 +122,7 @@ impl App {
         let serve = move |stream, activity| {
             connection::serve(Arc::clone(&service), stream, activity, stop.clone())
         };
-        app.services
-            .serve_connections(listener, limits, &app.api, serve)?;
+        app.services.serve_api(listener, limits, &app.api, serve)?;
         let stop = app.saving.stop.clone();
         app.saving.tasks.spawn(saver.run(stop));
         Ok(app)
