@@ -134,7 +134,7 @@ pub struct Context<'a> {
     pub contracts: &'a Contracts,
     /// What the page asks for.
     pub request: &'a Request<'a>,
-    /// The privacy signals of the request, which permit the exchange itself to store something.
+    /// The privacy signals of the request.
     pub signals: &'a Signals<'a>,
     /// The day since 1970 in UTC, modulo 256.
     pub day: u8,

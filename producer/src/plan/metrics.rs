@@ -61,10 +61,8 @@ impl Metrics {
         registry.read(move || {
             let label = |reason: Option<Reason>| reason.map_or(Some("offered"), Reason::label);
             vec![
-                read(producer::PLAN_DSPS, &dsps, |it| {
-                    label(it).unwrap_or_default()
-                }),
-                read(producer::PLAN_RETURNS, &returns, |it| it),
+                read(producer::PLAN_DSPS, &dsps, label),
+                read(producer::PLAN_RETURNS, &returns, Some),
             ]
         })?;
         Ok(metrics)
@@ -82,7 +80,7 @@ impl Metrics {
             add(&mut counts, offer.dsp_id, None);
         }
         for (_, dsp_id, reason) in &plan.left_out {
-            if let (Some(dsp_id), Some(_)) = (dsp_id, reason.label()) {
+            if let Some(dsp_id) = dsp_id {
                 add(&mut counts, *dsp_id, Some(*reason));
             }
         }
@@ -111,18 +109,18 @@ fn add<Outcome: Copy + Eq + Hash>(counts: &mut Counts<Outcome>, dsp_id: DspId, o
     *counts.entry(key).or_default() += 1;
 }
 
-/// The samples of a metric.
+/// The samples of a metric; those without a label are left out.
 fn read<Outcome: Copy>(
     def: MetricDef,
     counts: &Mutex<Counts<Outcome>>,
-    label: impl Fn(Outcome) -> &'static str,
+    label: impl Fn(Outcome) -> Option<&'static str>,
 ) -> Family {
     let counts = counts.lock().clone();
     let samples: Vec<_> = counts
         .into_iter()
-        .map(|((dsp_id, outcome), count)| {
+        .filter_map(|((dsp_id, outcome), count)| {
             let dsp = dsp_id.map_or_else(|| "other".to_owned(), |it| it.to_string());
-            (dsp, label(outcome), as_f64(count))
+            Some((dsp, label(outcome)?, as_f64(count)))
         })
         .collect();
     let samples = samples.iter();

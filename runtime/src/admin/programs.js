@@ -106,8 +106,10 @@ const subscriberState = (view, row) => {
 };
 const ofNode = (key) => ({ now: { status } }, { subscriber, call }) =>
   call === "subscribe" ? (status.nodes.find(({ node }) => node === subscriber) || {})[key] : null;
+// Nodes without a stream for a minute have no row in the table.
 const notDurableSeconds = ({ now: { status } }) =>
-  status.nodes.reduce((max, { not_durable_seconds: s }) => s > (max ?? -1) ? s : max, null);
+  status.nodes.filter((it) => it.connected || it.absent_seconds < 60)
+    .reduce((max, { not_durable_seconds: s }) => s > (max ?? -1) ? s : max, null);
 const STATE_MARKS = { connected: "mark good", lagging: "mark mind", disconnected: "mark bad" };
 const JOB_MARKS = { active: "mark good", suspended: "mark mind", cancelled: "mark bad" };
 const connections = (process, ports) => ({

@@ -12,7 +12,8 @@ pub struct Limits {
     /// Maximum number per client address (IPv6: per /64); `None` for no limit, because a load balancer uses one address for all
     /// clients.
     pub connections_per_address_max: Option<usize>,
-    /// Maximum time from the first byte of a request to the end of its headers. If a read contains the end of one request and
+    /// Maximum time from the first byte of a request to the end of its headers, or of its body if the port handles requests with
+    /// their bodies. If a read contains the end of one request and
     /// the start of the next, the idle timeout applies instead. `None` for protocols that send more than requests.
     pub request_timeout: Option<Duration>,
     /// Maximum time without a request in progress. While more than 80% of the connections are in use, the maximum is 1/16

@@ -11,7 +11,6 @@ use runtime::{
     },
     listen::{Activity, ByteStream},
 };
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -22,6 +21,12 @@ use super::{
 
 /// Maximum bytes of a request body.
 const BODY_BYTES_MAX: usize = 8 << 10;
+
+/// A request counts as so many before the task yields to other connections, because each response is written alone.
+const REQUEST_WEIGHT: u64 = 8;
+
+/// A response counts as one more for each of so many bytes.
+const RESPONSE_BYTES: usize = 512;
 
 /// Serves requests until the client closes the connection or `stop` is cancelled.
 pub(super) async fn serve(
@@ -61,8 +66,7 @@ impl Requests for Connection {
             Ok(None) => return Ok(Handled::INCOMPLETE),
             Ok(Some(request)) => {
                 let _in_progress = context.activity.long_request();
-                let received = Instant::from_std(context.read_at);
-                let answer = self.service.http(&request, &self.stop, received).await;
+                let answer = self.service.http(&request, &self.stop).await;
                 let Request { head, body, .. } = request;
                 let consumed = head.length + body.len();
                 (answer, consumed, head.method == "HEAD", head.close)
@@ -92,9 +96,10 @@ impl Requests for Connection {
             (false, true) => Next::Read,
             (false, false) => Next::Respond,
         };
+        let requests = REQUEST_WEIGHT + (output.len() / RESPONSE_BYTES) as u64;
         Ok(Handled {
             consumed,
-            requests: 1,
+            requests,
             next,
         })
     }

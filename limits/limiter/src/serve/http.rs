@@ -11,7 +11,6 @@ use runtime::{
     rate_limit::{HeaderFormat, Quota},
     reply::{Reply, content, text},
 };
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -27,20 +26,15 @@ use super::{
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 impl Service {
-    /// Handles a request received at `began`. A waiting reservation returns at its slot, or when `stop` is cancelled.
-    pub(super) async fn http(
-        &self,
-        request: &Request<'_>,
-        stop: &CancellationToken,
-        began: Instant,
-    ) -> Answer {
+    /// Handles a request. A waiting reservation returns at its slot, or when `stop` is cancelled.
+    pub(super) async fn http(&self, request: &Request<'_>, stop: &CancellationToken) -> Answer {
         let path = Path::of(request.head.path);
         let endpoint = match &path {
             Ok(Path::Call(endpoint, _)) => Some(*endpoint),
             _ => None,
         };
         let answer = match path {
-            Ok(path) => self.route(path, request, stop, began).await,
+            Ok(path) => self.route(path, request, stop).await,
             Err(problem) => Err(problem),
         };
         let answer = answer.unwrap_or_else(|problem| Answer::Other(self.problem(&problem)));
@@ -64,7 +58,6 @@ impl Service {
         path: Path<'_>,
         request: &Request<'_>,
         stop: &CancellationToken,
-        began: Instant,
     ) -> Result<Answer, Problem> {
         let Request {
             head,
@@ -82,7 +75,7 @@ impl Service {
                 }
                 let now = self.decider.clock.now();
                 let mut call = LimitedCall::read(endpoint, first, query, body, now)?;
-                let result = self.process(&mut call, &client, stop, began).await;
+                let result = self.process(&mut call, &client, stop).await;
                 let slot = match &result {
                     Ok((slot, _)) => Some(slot),
                     Err(problem) => problem.extensions.get::<Slot>(),

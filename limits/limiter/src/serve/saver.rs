@@ -5,8 +5,7 @@
 //! all calls except delay queries are rejected, so that pending and unsynced changes stay bounded.
 
 use std::{
-    mem,
-    panic::resume_unwind,
+    io, mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,7 +23,8 @@ use super::{engine::Engine, store::Store};
 /// Time between two syncs.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time after which a write counts as hanging and its responses fail, up to a second later. A limiter without a sync for this time is not ready.
+/// Time after which a write counts as hanging and its responses fail, up to a second later. A limiter without a sync for this time is
+/// not ready.
 const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Writes and syncs changes.
@@ -156,15 +156,13 @@ impl Saver {
         let mut hung = false;
         let ended = loop {
             tokio::select! {
-                ended = &mut writer => break unwind(ended),
+                ended = &mut writer => break joined(ended),
                 error = &mut syncs => break Err(error),
                 () = stop.cancelled() => {
-                    // Wakes the writer, which then reads `stop`.
-                    self.wait_written().await;
-                    break match unwind(writer.await) {
-                        Ok(()) => self.sync().await,
-                        failed => failed,
-                    };
+                    // With the lock, so that the writer either sees `stop` or is woken.
+                    drop(self.progress.lock());
+                    self.wake.notify_one();
+                    break joined(writer.await);
                 }
                 () = sleep(SYNC_INTERVAL) => {
                     let is_hung = !self.is_writable();
@@ -178,6 +176,10 @@ impl Saver {
                     }
                 }
             }
+        };
+        let ended = match ended {
+            Ok(()) => self.sync().await,
+            failed => failed,
         };
         if let Err(error) = ended {
             let error = match error {
@@ -195,7 +197,8 @@ impl Saver {
         let (mut ticked, mut is_last) = (Instant::now(), false);
         while !is_last {
             let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
-            let is_idle = |progress: &mut Progress| progress.waiting.is_empty();
+            let is_idle =
+                |progress: &mut Progress| progress.waiting.is_empty() && !stop.is_cancelled();
             let mut progress = self.progress.lock();
             self.wake.wait_while_for(&mut progress, is_idle, wait);
             progress.writing = mem::take(&mut progress.waiting);
@@ -235,7 +238,7 @@ impl Saver {
             saver.progress.lock().synced_at = until;
             Ok(())
         });
-        unwind(sync.await)
+        joined(sync.await)
     }
 
     /// Runs an operation. While it runs, a field of [`Progress`] has its start.
@@ -256,9 +259,9 @@ impl Saver {
     }
 }
 
-/// The result of a blocking task. If the task panicked, panics here.
-fn unwind<T>(ended: Result<T, JoinError>) -> T {
-    ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic()))
+/// The result of a blocking task; a panic is a failure.
+fn joined<T>(ended: Result<fjall::Result<T>, JoinError>) -> fjall::Result<T> {
+    ended.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
 }
 
 #[cfg(test)]
@@ -318,5 +321,22 @@ mod tests {
             .await
             .unwrap();
         assert!(!saver.wait_written().await && !saver.is_writable());
+    }
+
+    #[tokio::test]
+    async fn savers_end_although_their_writers_ended_first() {
+        let dirs: Vec<_> = (0..8).map(|_| TempDir::new().unwrap()).collect();
+        let stop = CancellationToken::new();
+        let mut running = JoinSet::new();
+        for dir in &dirs {
+            let saver = saver(dir);
+            running.spawn(Arc::clone(&saver).run(stop.clone()));
+            assert!(saver.wait_written().await);
+        }
+        stop.cancel();
+        // Meanwhile, the writers see that they must stop, but no task runs.
+        std::thread::sleep(SYNC_INTERVAL + Duration::from_millis(200));
+        let ended = timeout(Duration::from_secs(10), running.join_all());
+        ended.await.unwrap();
     }
 }

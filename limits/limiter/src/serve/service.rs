@@ -55,7 +55,7 @@ impl Service {
         client.map_err(|error| Problem::new(problem::UNAUTHORIZED, error.to_string()))
     }
 
-    /// [Decides](Decider::decide) on a call received at `began`. A waiting reservation returns at its slot, or when `stop` is
+    /// [Decides](Decider::decide) on a call. A waiting reservation returns at its slot, or when `stop` is
     /// cancelled.
     ///
     /// # Errors
@@ -65,8 +65,8 @@ impl Service {
         call: &mut LimitedCall,
         client: &Client,
         stop: &CancellationToken,
-        began: Instant,
     ) -> Result<(Slot, bool), Problem> {
+        let began = Instant::now();
         for counter in &call.counters {
             client.permissions.authorize(&counter.limit)?;
         }

@@ -42,11 +42,23 @@ impl Config {
         if self.has_rule_for(dsp_rule, signals) {
             return Outcome::DspRule;
         }
-        if self.mode == Mode::Off {
-            return Outcome::Allowed;
-        }
-        let outcome = self.first_refusal(signals, dsp_vendor);
-        outcome.unwrap_or(Outcome::Malformed)
+        let mut vendors = [self.host_vendor, dsp_vendor].map(Vendor::new);
+        self.judge(signals, &mut vendors);
+        let [_, Vendor { outcome, .. }] = vendors;
+        outcome
+    }
+
+    /// Whether matches of DSPs with these vendor ids and without rules may be stored, in the order of the ids. The consent string
+    /// is read once.
+    pub(crate) fn permits(
+        &self,
+        signals: &Signals<'_>,
+        dsp_vendors: impl Iterator<Item = Option<NonZeroU16>>,
+    ) -> Vec<bool> {
+        let exchange = iter::once(self.host_vendor);
+        let mut vendors: Vec<_> = exchange.chain(dsp_vendors).map(Vendor::new).collect();
+        self.judge(signals, &mut vendors);
+        vendors.iter().skip(1).map(Vendor::is_permitted).collect()
     }
 
     /// Whether one of the conditions of a rule applies. A malformed signal counts as each of them.
@@ -65,62 +77,53 @@ impl Config {
         self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
     }
 
-    /// Whether matches of DSPs with these vendor ids and without rules may be stored, in the order of the ids, if the signals permit
-    /// the exchange itself to store something. The consent string is read once.
-    pub(crate) fn permits(
-        &self,
-        signals: &Signals<'_>,
-        dsp_vendors: impl Iterator<Item = Option<NonZeroU16>>,
-    ) -> Vec<bool> {
-        let exchange = iter::once(self.host_vendor);
-        let mut vendors: Vec<_> = exchange.chain(dsp_vendors).map(Vendor::new).collect();
-        let mut judge = || {
-            let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
-            let gpp = self.sections(signals)?;
-            let text = self.consent_string(signals, ids, gpp.as_ref())?;
-            match text.filter(|_| self.mode != Mode::Off) {
-                Some(text) => self.consent(text, &mut vendors)?,
-                None => tcf::set_all(&mut vendors, Outcome::Allowed),
+    /// Decides about the exchange and DSPs without rules.
+    fn judge(&self, signals: &Signals<'_>, vendors: &mut [Vendor]) {
+        let of_all = match self.mode {
+            _ if signals.opted_out => Some(Outcome::OptedOut),
+            Mode::Off => Some(Outcome::Allowed),
+            _ => {
+                let refusal = self.refusal_of_all(signals, vendors);
+                refusal.unwrap_or(Some(Outcome::Malformed))
             }
-            Ok(())
         };
-        let judged: Result<(), Malformed> = judge();
-        let is_permitted = |it: &Vendor| judged.is_ok() && it.outcome == Outcome::Allowed;
-        vendors.iter().skip(1).map(is_permitted).collect()
+        if let Some(outcome) = of_all {
+            tcf::set_all(vendors, outcome);
+        }
     }
 
-    fn first_refusal(
+    /// The outcome for all vendors, if they have the same; otherwise sets that of each.
+    fn refusal_of_all(
         &self,
         signals: &Signals<'_>,
-        dsp_vendor: Option<NonZeroU16>,
-    ) -> Result<Outcome, Malformed> {
+        vendors: &mut [Vendor],
+    ) -> Result<Option<Outcome>, Malformed> {
         if signals.gpc && self.gpc == GpcScope::Deny {
-            return Ok(Outcome::Gpc);
+            return Ok(Some(Outcome::Gpc));
         }
         let gpc_of_us = signals.gpc && self.gpc == GpcScope::Us;
         if gpc_of_us && signals.country == Some(Country::US) {
-            return Ok(Outcome::Gpc);
+            return Ok(Some(Outcome::Gpc));
         }
         let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
         if gpc_of_us && us::SECTIONS.into_iter().any(|id| ids.contains(id)) {
-            return Ok(Outcome::Gpc);
+            return Ok(Some(Outcome::Gpc));
         }
         if self.coppa == Coppa::Deny && self.tolerate(flag(signals.coppa))? == Some(true) {
-            return Ok(Outcome::Coppa);
+            return Ok(Some(Outcome::Coppa));
         }
         let gpp = self.sections(signals)?;
-        if let Some(text) = self.consent_string(signals, ids, gpp.as_ref())? {
-            let mut vendors = [self.host_vendor, dsp_vendor].map(Vendor::new);
-            self.consent(text, &mut vendors)?;
-            let [_, Vendor { outcome, .. }] = vendors;
-            if outcome != Outcome::Allowed {
-                return Ok(outcome);
-            }
+        match self.consent_string(signals, ids, gpp.as_ref())? {
+            Some(text) => self.consent(text, vendors)?,
+            None => tcf::set_all(vendors, Outcome::Allowed),
         }
-        if self.us_opts_out(signals, ids, gpp.as_ref())? {
-            return Ok(Outcome::UsOptOut);
+        if vendors.iter().skip(1).any(Vendor::is_permitted)
+            && self.us_opts_out(signals, ids, gpp.as_ref())?
+        {
+            let permitted = vendors.iter_mut().filter(|it| it.is_permitted());
+            permitted.for_each(|it| it.outcome = Outcome::UsOptOut);
         }
-        Ok(Outcome::Allowed)
+        Ok(None)
     }
 
     /// Whether one of the conditions of a DSP's rule applies.

@@ -52,13 +52,17 @@ impl Vendor {
             outcome: Outcome::ConsentVendorDsp,
         }
     }
+
+    pub(super) fn is_permitted(&self) -> bool {
+        self.outcome == Outcome::Allowed
+    }
 }
 
 /// A list that changes the outcome of vendors from the first value to the second.
 type Change = (Outcome, Outcome);
 
-/// Judges a string for the exchange, the first vendor, and for DSPs, which are refused if the exchange is. The string is read once
-/// for all of them.
+/// Judges a string for the exchange, the first vendor, and for DSPs, which are refused if the exchange is. Each list is read once; its
+/// entries are compared with all of them.
 pub(super) fn judge(text: &str, config: &Config, vendors: &mut [Vendor]) -> Result<(), Malformed> {
     bits::check_characters(text, b"..")?;
     let mut segments = bits::segments(text);
@@ -104,9 +108,8 @@ pub(super) fn set_all(vendors: &mut [Vendor], outcome: Outcome) {
 
 /// Whether the exchange and any DSP are permitted so far. Sets the outcome of all if the exchange is not.
 fn permits_any(vendors: &mut [Vendor], of_exchange: Outcome) -> bool {
-    let is_permitted = |vendor: &Vendor| vendor.outcome == Outcome::Allowed;
-    if vendors.first().is_some_and(is_permitted) {
-        return vendors.iter().skip(1).any(is_permitted);
+    if vendors.first().is_some_and(Vendor::is_permitted) {
+        return vendors.iter().skip(1).any(Vendor::is_permitted);
     }
     set_all(vendors, of_exchange);
     false
