@@ -8,6 +8,7 @@ use std::{
 
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
 use prometheus::IntCounterVec;
+use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
     metrics::Metrics,
     origin::{Origin, has_validators},
     outcome::{Answer, Body, outcome},
+    servers::Servers,
 };
 
 /// Requests for a throttled asset in one batch, in addition to the first.
@@ -61,7 +63,7 @@ impl<O: Origin> Checker<O> {
     /// no requests after a throttled one. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
     ///
     /// # Errors
-    /// When an object cannot be stored or removed, or the origin throttles or fails. The batch must be checked again.
+    /// When an object cannot be stored, purged or removed, or the origin throttles or fails. The batch must be checked again.
     pub async fn check(
         &self,
         app: &App,
@@ -167,6 +169,10 @@ impl<O: Origin> Checker<O> {
             let removed = matches::remove(cookies, &results).await;
             removed.map_err(|error| not_stored(&error))?;
         }
+        if let Some(servers) = &app.settings.purge {
+            let purged = purge(servers, job, &results).await;
+            purged.map_err(|error| not_stored(&error))?;
+        }
         let count = |counter: &IntCounterVec, is_counted: fn(&&AssetResult) -> bool| {
             let count = results.iter().filter(is_counted).count() as u64;
             counter.with_label_values(&[&app.name]).inc_by(count);
@@ -259,10 +265,26 @@ fn statuses_of(statuses: &BTreeSet<(Outcome, u16)>, outcome: Outcome) -> String 
     names.collect::<Vec<_>>().join(", ")
 }
 
+/// Sends a row for each object that was replaced or removed. After an error, the job is suspended, and the batch is checked again.
+async fn purge(servers: &Servers, job: &JobStatus, results: &[AssetResult]) -> anyhow::Result<()> {
+    let mut rows = String::new();
+    for result in results {
+        if result.is_deleted || result.outcome == Outcome::Changed {
+            let Asset { key, url, .. } = &result.asset;
+            let row = json!({ "app": job.app_name, "job": job.job_id, "key": key, "url": url, "removed": result.is_deleted });
+            rows.push_str(&format!("{row}\n"));
+        }
+    }
+    if !rows.is_empty() {
+        servers.call("", Some(rows)).await?;
+    }
+    Ok(())
+}
+
 fn not_stored(error: &anyhow::Error) -> Suspension {
     let error = format!("{error:#}");
     // The text of another server may be long.
-    let reason = format!("objects cannot be stored, published or removed: {error:.500}");
+    let reason = format!("objects cannot be stored, published, purged or removed: {error:.500}");
     (reason, None)
 }
 

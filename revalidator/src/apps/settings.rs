@@ -13,6 +13,7 @@ use crate::{
     contents::Contents,
     messages::{AllowDelete, BATCH_ASSETS_MAX, WORKERS_NEEDED_MAX},
     schedule::Schedule,
+    servers::Servers,
     values::{duration, hosts, optional_duration, patterns, size},
 };
 
@@ -21,7 +22,7 @@ const NAME_BYTES_MAX: usize = 32;
 
 const KIND_ERROR: &str = "kind: `cookies` requires the table `cookies`; `list` does not permit it";
 const LIST_ERROR: &str =
-    "`assets`, `contents`, `normalize` and `prune_after` are only for kind `list`";
+    "`assets`, `contents`, `purge`, `normalize` and `prune_after` are only for kind `list`";
 const DELETE_ERROR: &str = "allow_delete: with kind `cookies`, use `none` or `partial`";
 const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
 
@@ -38,6 +39,8 @@ pub struct AppSettings {
     pub assets: Option<PathBuf>,
     /// Where its objects are stored; `None` for metadata only.
     pub contents: Option<Contents>,
+    /// Servers that purge replaced and removed objects from a CDN; one must confirm each request.
+    pub purge: Option<Servers>,
     /// Hosts to which requests are allowed.
     #[serde(default, deserialize_with = "hosts")]
     pub hosts: Vec<Host>,
@@ -102,6 +105,7 @@ impl AppSettings {
         let kind = if has_matches { "cookies" } else { "list" };
         let is_of_list = self.assets.is_some()
             || self.contents.is_some()
+            || self.purge.is_some()
             || !self.normalize.is_empty()
             || self.prune_after.is_some();
         let can_delete = !has_matches || self.allow_delete < AllowDelete::All;

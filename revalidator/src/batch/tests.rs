@@ -437,3 +437,52 @@ async fn responses_without_a_valid_uid_are_counted_as_malformed() {
     assert_eq!((count("malformed"), count("fresh")), (70, 30));
     assert!(results.iter().all(|it| !it.server_error && !it.is_deleted));
 }
+
+#[tokio::test]
+async fn batch_ends_when_its_replaced_and_removed_objects_are_purged() {
+    let posted = Arc::new(Mutex::new(Vec::new()));
+    let requests = Arc::clone(&posted);
+    let respond = move |request: &str| {
+        let mut requests = requests.lock().unwrap();
+        requests.push(request.to_owned());
+        let status = if requests.len() == 1 {
+            "500 Error"
+        } else {
+            "200 OK"
+        };
+        format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")
+    };
+    let (address, _tasks) = serve(None, respond).await;
+    let mut setup = Setup::new(|number| match number {
+        7 => (200, "new", 0),
+        8 => (404, "", 0),
+        _ => (304, "", 0),
+    });
+    setup.store_all().await;
+    let purge = format!("purge = {{ urls = [\"http://{address}/cdn?zone=1\"] }}\n");
+    setup.app = app(&setup.dir, &purge);
+    let (reason, _) = setup.check(AllowDelete::Partial).await.unwrap_err();
+    assert!(
+        reason.contains("purged") && reason.contains("500"),
+        "{reason}"
+    );
+    // The objects of the suspended batch are checked again, as in a process that knows nothing of it.
+    setup.progress = Progress::default();
+    let results = setup.check(AllowDelete::Partial).await.unwrap();
+    assert!(results[8].is_deleted && !results[7].is_deleted);
+    let posted = posted.lock().unwrap();
+    for request in &*posted {
+        let (head, body) = request.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("POST /cdn?zone=1 "), "{head}");
+        let rows: Vec<serde_json::Value> = body
+            .lines()
+            .map(|it| serde_json::from_str(it).unwrap())
+            .collect();
+        let keys: Vec<_> = rows.iter().map(|it| (&it["key"], &it["removed"])).collect();
+        assert_eq!(
+            keys,
+            [(&json!("7"), &json!(false)), (&json!("8"), &json!(true))]
+        );
+    }
+    assert_eq!(posted.len(), 2);
+}
