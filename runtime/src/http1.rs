@@ -167,7 +167,7 @@ pub async fn serve<R: Requests>(
         let mut early = Vec::new();
         let handling = requests.handle(&input, &context, &mut output);
         let handled = if R::END_WITH_CLIENT {
-            let more = R::INPUT_BYTES_MAX - input.len().min(R::INPUT_BYTES_MAX);
+            let more = R::INPUT_BYTES_MAX.saturating_sub(input.len());
             match while_connected(handling, &mut stream, &mut early, more).await? {
                 Some(handled) => handled?,
                 None => return Ok(()),

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Edge, ReadRequests,
     cookie_sync::{self, Rest},
-    response::{Outcome, ResponseOptions, Responses},
+    response::{Outcome, ResponseOptions, Responses, WRITE_BYTES_MAX},
 };
 use crate::{
     dsps::{KnownDsps, Tally},
@@ -43,9 +43,6 @@ use crate::{
 
 /// Maximum size of a read; the longest request head fits.
 const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
-
-/// Maximum size of the responses that are written together.
-pub(super) const WRITE_BYTES_MAX: usize = 32 * 1024;
 
 /// Responses are written when they reach this size, before further requests are handled. Another response still fits: the
 /// longest one, a redirect to its own request, has the length of the request head and some headers. Larger answers to requests

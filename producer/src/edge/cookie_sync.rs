@@ -16,8 +16,11 @@ use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Edge, ReadRequests, browser_cookies::BrowserCookies, connection::WRITE_BYTES_MAX, request,
-    response::Outcome, set_uid,
+    Edge, ReadRequests,
+    browser_cookies::BrowserCookies,
+    request,
+    response::{Outcome, WRITE_BYTES_MAX},
+    set_uid,
 };
 use crate::{
     contracts::{

@@ -13,6 +13,9 @@ use crate::contracts::{
     rejection::{Cause, Rejection},
 };
 
+/// Maximum size of the responses that are written together.
+pub(super) const WRITE_BYTES_MAX: usize = 32 * 1024;
+
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {

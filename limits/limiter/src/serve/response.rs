@@ -8,7 +8,7 @@ use runtime::reply::Reply;
 
 use super::{clock::timestamp, engine::Slot};
 
-/// Headers of the response to a call, as those of [`Reply`].
+/// Headers of the response to a call; those that `runtime::reply::json` sets.
 pub(super) const HEADERS: &str = "content-type: application/json\r\ncache-control: no-store\r\n\
     x-content-type-options: nosniff\r\ncontent-security-policy: frame-ancestors 'none'\r\n";
 

@@ -43,15 +43,20 @@ fn fill(writer: &mut Writer, ranges: usize, is_range: bool) {
     }
 }
 
-#[test]
-fn ranges_that_cover_all_vendors_are_decided_in_one_pass() {
+/// A string with consent to all vendors in each of its ranges, which fill a request.
+fn all_vendors() -> String {
     let mut bomb = core();
     bomb.put(65_535, 16);
     bomb.put(1, 1);
     fill(&mut bomb, 2_971, true);
     bomb.put(0, 16 + 1);
     bomb.put(0, 12);
-    let text = bomb.text();
+    bomb.text()
+}
+
+#[test]
+fn ranges_that_cover_all_vendors_are_decided_in_one_pass() {
+    let text = all_vendors();
     assert!(
         (LENGTH - 100..=LENGTH + 100).contains(&text.len()),
         "{}",
@@ -77,13 +82,7 @@ fn ranges_that_cover_all_vendors_are_decided_in_one_pass() {
 
 #[test]
 fn text_is_read_once_for_all_dsps() {
-    let mut bomb = core();
-    bomb.put(65_535, 16);
-    bomb.put(1, 1);
-    fill(&mut bomb, 2_971, true);
-    bomb.put(0, 16 + 1);
-    bomb.put(0, 12);
-    let query = format!("gdpr=1&gdpr_consent={}", bomb.text());
+    let query = format!("gdpr=1&gdpr_consent={}", all_vendors());
     bits::reads::take();
     let permitted = permits(&config(json!({})), &query, 1..=1_024);
     let reads = bits::reads::take();
