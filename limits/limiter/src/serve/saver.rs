@@ -1,22 +1,26 @@
 //! Writes the changes of a call to the store before the response to the call is sent, and syncs the store every second.
 //!
-//! One thread does all writes; changes that arrive during a write are written together by the next one. A slow write thus
-//! delays responses, but neither decisions nor the admin port; a slow sync delays nothing. While a write or sync hangs,
-//! all calls except delay queries are rejected, so that pending and unsynced changes stay bounded.
+//! One task at a time writes: it is spawned by the first call that waits, and writes for all calls that wait after the ready
+//! requests were handled. A thread for the writes would have to be woken for each of them. A slow write thus occupies one
+//! thread of several, and delays responses, but neither decisions nor the admin port. While a write or sync hangs, all calls
+//! except delay queries are rejected, so that pending and unsynced changes stay bounded.
 
 use std::{
     io, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use tokio::{
+    runtime::Handle,
     sync::{oneshot, watch},
-    task::{JoinError, spawn_blocking},
+    task::{JoinError, spawn_blocking, yield_now},
     time::sleep,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{engine::Engine, store::Store};
 
@@ -32,8 +36,8 @@ pub struct Saver {
     engine: Arc<Engine>,
     store: Store,
     progress: Mutex<Progress>,
-    /// Wakes the writer.
-    wake: Condvar,
+    /// The task that writes.
+    writers: TaskTracker,
     /// The error after which no write is possible. Every change wakes the main thread.
     failure: watch::Sender<Option<String>>,
 }
@@ -44,6 +48,10 @@ struct Progress {
     waiting: Vec<oneshot::Sender<()>>,
     /// Responses that wait for the current write.
     writing: Vec<oneshot::Sender<()>>,
+    /// Whether a task writes.
+    has_writer: bool,
+    /// Whether the next write includes the clock although nothing else has changed.
+    clock_is_due: bool,
     /// Start of the current write.
     writing_since: Option<Instant>,
     /// Start of the current sync.
@@ -76,6 +84,8 @@ impl Saver {
         let progress = Progress {
             waiting: Vec::new(),
             writing: Vec::new(),
+            has_writer: false,
+            clock_is_due: false,
             writing_since: None,
             syncing_since: None,
             synced_at: Instant::now(),
@@ -84,7 +94,7 @@ impl Saver {
             engine,
             store,
             progress: Mutex::new(progress),
-            wake: Condvar::new(),
+            writers: TaskTracker::new(),
             failure: watch::Sender::new(None),
         })
     }
@@ -99,14 +109,20 @@ impl Saver {
     }
 
     /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
-    pub async fn wait_written(&self) -> bool {
+    pub async fn wait_written(self: &Arc<Self>) -> bool {
         let (response, written) = oneshot::channel();
-        self.progress.lock().waiting.push(response);
-        // Responses that wait when the failure becomes known are failed then.
-        if self.failure.borrow().is_some() {
-            return false;
+        let has_writer = {
+            let mut progress = self.progress.lock();
+            progress.waiting.push(response);
+            // Responses that wait when the failure becomes known are failed then.
+            if self.failure.borrow().is_some() {
+                return false;
+            }
+            mem::replace(&mut progress.has_writer, true)
+        };
+        if !has_writer {
+            self.writers.spawn(Arc::clone(self).write_all());
         }
-        self.wake.notify_one();
         written.await.is_ok()
     }
 
@@ -142,89 +158,109 @@ impl Saver {
 
     /// Writes and syncs until `stop`, and then once more.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let (saver, stopped) = (Arc::clone(&self), stop.clone());
-        let mut writer = spawn_blocking(move || saver.write(&stopped));
         let syncs = async {
-            loop {
-                sleep(SYNC_INTERVAL).await;
-                if let Err(error) = self.sync().await {
-                    return error;
-                }
+            while stop
+                .run_until_cancelled(sleep(SYNC_INTERVAL))
+                .await
+                .is_some()
+            {
+                self.write_and_sync().await;
             }
+            self.write_and_sync().await;
         };
         tokio::pin!(syncs);
         let mut hung = false;
-        let ended = loop {
+        loop {
+            // A thread outside of the runtime wakes it: the thread that a write occupies may be the one that waits for all
+            // timers and sockets.
+            let tick = spawn_blocking(|| thread::sleep(SYNC_INTERVAL));
             tokio::select! {
-                ended = &mut writer => break joined(ended),
-                error = &mut syncs => break Err(error),
-                () = stop.cancelled() => {
-                    // With the lock, so that the writer either sees `stop` or is woken.
-                    drop(self.progress.lock());
-                    self.wake.notify_one();
-                    break joined(writer.await);
-                }
-                () = sleep(SYNC_INTERVAL) => {
-                    let is_hung = !self.is_writable();
-                    if is_hung && !hung {
-                        tracing::warn!("a write of the state hangs; rejecting all calls except delay queries");
-                    }
-                    hung = is_hung;
-                    let mut progress = self.progress.lock();
-                    if hangs(progress.writing_since) {
-                        progress.fail();
-                    }
-                }
+                biased;
+                () = self.wait_failed() => return,
+                () = &mut syncs => return,
+                _ = tick => {}
             }
-        };
-        let ended = match ended {
-            Ok(()) => self.sync().await,
-            failed => failed,
-        };
-        if let Err(error) = ended {
-            let error = match error {
-                fjall::Error::Io(error) => error.to_string(),
-                error => error.to_string(),
-            };
-            tracing::error!(error, "failed to write the state; shutting down");
-            self.failure.send_replace(Some(error));
-            self.progress.lock().fail();
+            let is_hung = !self.is_writable();
+            if is_hung && !hung {
+                tracing::warn!(
+                    "a write of the state hangs; rejecting all calls except delay queries"
+                );
+            }
+            hung = is_hung;
+            let mut progress = self.progress.lock();
+            if hangs(progress.writing_since) {
+                progress.fail();
+            }
         }
     }
 
-    /// Writes on request and every second, and at the end.
-    fn write(&self, stop: &CancellationToken) -> fjall::Result<()> {
-        let (mut ticked, mut is_last) = (Instant::now(), false);
-        while !is_last {
-            let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
-            let is_idle =
-                |progress: &mut Progress| progress.waiting.is_empty() && !stop.is_cancelled();
+    /// Writes all changes and the clock, and syncs them.
+    async fn write_and_sync(self: &Arc<Self>) {
+        self.progress.lock().clock_is_due = true;
+        if self.wait_written().await
+            && let Err(error) = self.sync().await
+        {
+            self.fail(error);
+        }
+    }
+
+    /// Writes while calls wait, each time after the ready requests were handled.
+    async fn write_all(self: Arc<Self>) {
+        loop {
+            yield_now().await;
+            let saver = Arc::clone(&self);
+            let write = move || saver.write();
+            let written = if Handle::current().metrics().num_workers() == 1 {
+                // A slow write must not occupy the only thread.
+                joined(spawn_blocking(write).await)
+            } else {
+                catch_unwind(AssertUnwindSafe(write))
+                    .unwrap_or_else(|_| Err(io::Error::other("a write panicked").into()))
+            };
+            if let Err(error) = written {
+                self.fail(error);
+            }
             let mut progress = self.progress.lock();
-            self.wake.wait_while_for(&mut progress, is_idle, wait);
-            progress.writing = mem::take(&mut progress.waiting);
-            drop(progress);
-            is_last = stop.is_cancelled();
-            let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
-            let changes = self.engine.take_changes();
-            // If only the clock changed, it is written once a second.
-            if ticks || changes.len() > 1 {
-                self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
-            }
-            if self.failure.borrow().is_some() {
-                // A sync has failed.
-                self.progress.lock().fail();
-                return Ok(());
-            }
-            let written = mem::take(&mut self.progress.lock().writing);
-            for response in written {
-                // The client may have disconnected.
-                response.send(()).ok();
-            }
-            if ticks {
-                ticked = Instant::now();
+            progress.has_writer = !progress.waiting.is_empty();
+            if !progress.has_writer {
+                return;
             }
         }
+    }
+
+    /// Writes the changes of all calls that wait.
+    fn write(&self) -> fjall::Result<()> {
+        let clock_is_due = {
+            let mut progress = self.progress.lock();
+            progress.writing = mem::take(&mut progress.waiting);
+            mem::take(&mut progress.clock_is_due)
+        };
+        let changes = self.engine.take_changes();
+        if self.failure.borrow().is_some() {
+            self.progress.lock().fail();
+            return Ok(());
+        }
+        // If only the clock changed, it is written once a second.
+        if clock_is_due || changes.len() > 1 {
+            self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
+        }
+        let written = mem::take(&mut self.progress.lock().writing);
+        for response in written {
+            // The client may have disconnected.
+            response.send(()).ok();
+        }
         Ok(())
+    }
+
+    /// No further write is possible.
+    fn fail(&self, error: fjall::Error) {
+        let error = match error {
+            fjall::Error::Io(error) => error.to_string(),
+            error => error.to_string(),
+        };
+        tracing::error!(error, "failed to write the state; shutting down");
+        self.failure.send_replace(Some(error));
+        self.progress.lock().fail();
     }
 
     /// Syncs all written changes.
@@ -323,19 +359,29 @@ mod tests {
         assert!(!saver.wait_written().await && !saver.is_writable());
     }
 
-    #[tokio::test]
-    async fn savers_end_although_their_writers_ended_first() {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn all_waiting_calls_are_written_together() {
+        let dir = TempDir::new().unwrap();
+        let saver = saver(&dir);
+        saver.engine.save_sources(vec![1]);
+        let mut first = Box::pin(saver.wait_written());
+        assert!(futures_util::poll!(&mut first).is_pending());
+        // Its client disconnects.
+        drop(first);
+        assert!(saver.wait_written().await);
+        assert!(!saver.store.read().unwrap().is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn savers_end_whenever_they_are_stopped() {
         let dirs: Vec<_> = (0..8).map(|_| TempDir::new().unwrap()).collect();
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
         for dir in &dirs {
-            let saver = saver(dir);
-            running.spawn(Arc::clone(&saver).run(stop.clone()));
-            assert!(saver.wait_written().await);
+            running.spawn(saver(dir).run(stop.clone()));
         }
+        sleep(SYNC_INTERVAL).await;
         stop.cancel();
-        // Meanwhile, the writers see that they must stop, but no task runs.
-        std::thread::sleep(SYNC_INTERVAL + Duration::from_millis(200));
         let ended = timeout(Duration::from_secs(10), running.join_all());
         ended.await.unwrap();
     }
