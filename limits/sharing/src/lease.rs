@@ -121,6 +121,7 @@ impl Lease {
         let refresh = Duration::from_micros(terms.refresh);
         let mut link = None;
         let mut failures = 0;
+        let mut confirms = false;
         loop {
             let began = Instant::now();
             let work = async {
@@ -128,15 +129,19 @@ impl Lease {
                     link = Some(Link::open(server, SCRIPT, group, refresh).await?);
                 }
                 let link = link.as_ref().expect("the link was opened");
+                // Between a reply and its confirmation, too few calls arrive to measure a demand.
+                if !confirms {
+                    member.set_demands(user.demands());
+                }
                 self.refresh(link, &key, &mut member, &mut user).await
             };
             let Some(outcome) = stop.run_until_cancelled(work).await else {
                 break;
             };
-            let refreshes_now = match outcome {
-                Ok(refreshes_now) => {
+            confirms = match outcome {
+                Ok(released_share) => {
                     failures = 0;
-                    refreshes_now
+                    released_share
                 }
                 Err(error) => {
                     failures += 1;
@@ -148,16 +153,17 @@ impl Lease {
                 }
             };
             // Jitter spreads the requests of all members. A member that released a share confirms it soon.
-            let pause = match refreshes_now {
+            let pause = match confirms {
                 true => refresh / 20,
                 false => refresh
                     .mul_f64(0.95 + 0.1 * fastrand::f64())
                     .saturating_sub(began.elapsed()),
             };
             let pause = timeout(pause, self.wakes.notified());
-            if stop.run_until_cancelled(pause).await.is_none() {
+            let Some(paused) = stop.run_until_cancelled(pause).await else {
                 break;
-            }
+            };
+            confirms &= paused.is_err();
         }
         let request = member.leave();
         self.publish(&member, &mut user);
@@ -168,7 +174,7 @@ impl Lease {
         }
     }
 
-    /// Sends one request and applies the reply. Returns whether another request should follow immediately.
+    /// Sends one request and applies the reply. Returns whether it released a share, so that a confirmation should follow.
     async fn refresh(
         &self,
         link: &Link,
@@ -176,7 +182,6 @@ impl Lease {
         member: &mut Member,
         user: &mut impl ShareUser,
     ) -> Result<bool, ServerError> {
-        member.set_demands(user.demands());
         let before = member.plan().clone();
         let request = member.request(self.micros(Instant::now()));
         let reply = send(link, key, &self.config.terms, &request).await?;

@@ -11,6 +11,9 @@ use crate::{
 /// Maximum demand, in millionths of the limit.
 const DEMAND_MAX: u64 = 1000 * WHOLE;
 
+/// Demands are rounded up to a multiple of this: while a share changes, a part of the limit is unused.
+const DEMAND_STEP: u64 = WHOLE / 500;
+
 /// The state of a member's shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareState {
@@ -174,9 +177,14 @@ impl Member {
         let before = std::mem::take(&mut self.demands);
         let smooth = |(limit, demand): (String, u64)| {
             let demand = demand.min(DEMAND_MAX);
-            let smoothed = before
-                .get(&limit)
-                .map_or(demand, |known| (known + demand).div_ceil(2));
+            let smoothed = before.get(&limit).map_or(demand, |&known| {
+                // Small differences are usually chance, large ones a change of the load.
+                let weight = match demand.abs_diff(known) > known / 4 {
+                    true => 2,
+                    false => 8,
+                };
+                (known * (weight - 1) + demand).div_ceil(weight)
+            });
             (limit, smoothed)
         };
         self.demands = demands.into_iter().map(smooth).collect();
@@ -204,7 +212,7 @@ impl Member {
                     0 => self.plan.terms.guaranteed_share(),
                     _ => self.plan.granted(limit).map_or(0, |it| it.fallback),
                 },
-                demand,
+                demand: demand.next_multiple_of(DEMAND_STEP),
             });
         let request = self.message(limits.collect());
         self.pending = Some((request.clone(), now));

@@ -179,3 +179,18 @@ fn fallback_share_of_a_dead_member_stays_reserved() {
     world.refresh(&mut a, 2 * WHOLE);
     assert!(share(&a).total <= WHOLE, "{:?}", share(&a));
 }
+
+#[test]
+fn demand_follows_a_changed_load_but_not_chance() {
+    let mut member = World::new(0).member("a", 1);
+    let mut reported = |demand| {
+        member.set_demands([(LIMIT.to_owned(), demand)]);
+        member.request(0).limits[0].demand
+    };
+    let first = reported(141_000);
+    for chance in [148_000, 134_000, 147_000, 136_000, 140_000] {
+        assert!(reported(chance).abs_diff(first) <= 2_000);
+    }
+    assert!((210_000..=212_000).contains(&reported(280_000)));
+    assert!((104_000..=108_000).contains(&reported(0)));
+}
