@@ -11,10 +11,7 @@ mod redis;
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,7 +19,7 @@ use anyhow::{Context as _, Result, bail};
 use bench::{
     report::{
         Measurement, Report, ReportArgs, Row, micros_per,
-        unit::{COUNT, CPU, MEBIBYTES, RATE},
+        unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
     subscribe::{self, Call, SubscribeArgs},
     values::parse_rate,
@@ -45,7 +42,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::messages::{LANES, Lane, Received};
+use self::messages::{LANES, Lane, Received, Total};
 
 /// Missing cookies count as lost after this time without a delivery. No server delays messages for this long.
 const QUIET: Duration = Duration::from_secs(3);
@@ -53,16 +50,19 @@ const QUIET: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The measurements of each row, named and ordered as those of `bench subscribe --fan-out`.
-const MEASURED: [&str; 5] = [
+const MEASURED: [&str; 7] = [
     "accepted",
     "deliveries",
     "lost",
     "CPU per delivery",
     "memory",
+    "delivery p50",
+    "delivery p99",
 ];
 
 const NOTE: &str = "Cookies per second, over all subscribers. CPU time and memory are those of the server, and include HTTP for the \
-    producer. Lost: over all subscribers.";
+    producer. Lost: over all subscribers. Delivery: latency from the acceptance of the first \
+    cookie of a chunk or, for other servers, from the publication of a finished message, to the subscriber.";
 
 /// Compare the producer with NATS core, NATS JetStream and Redis pub/sub.
 ///
@@ -185,14 +185,14 @@ impl Broker {
         }
     }
 
-    async fn measure(self, args: &BrokersArgs, subscribers: usize) -> Result<[Measurement; 5]> {
+    async fn measure(self, args: &BrokersArgs, subscribers: usize) -> Result<Vec<Measurement>> {
         let dir = TempDir::with_prefix("brokers-")?;
         let server = self.start(&dir).await?;
         let (url, id) = (server.uri(), server.process.id());
         if let Self::Jetstream = self {
             nats::create_stream(&url).await?;
         }
-        let received: Arc<AtomicU64> = Arc::default();
+        let received: Arc<Total> = Arc::default();
         let (opened_tx, mut opened) = mpsc::channel(subscribers);
         let mut readers = JoinSet::new();
         for _ in 0..subscribers {
@@ -223,7 +223,7 @@ impl Broker {
                 () = sleep(POLL_INTERVAL) => {}
                 ended = readers.join_next() => ended_early(ended)?,
             }
-            let now = received.load(Relaxed);
+            let now = received.cookies();
             if now != delivered {
                 (delivered, at) = (now, Instant::now());
             }
@@ -231,13 +231,15 @@ impl Broker {
         let seconds = (at - began).as_secs_f64().max(publish_seconds);
         let used = cpu::of(id).zip(cpu_before).context("the server exited")?;
         let used = used.0.saturating_sub(used.1).as_secs_f64();
-        Ok([
+        let measured = [
             RATE.of(MEASURED[0], per_second(published, publish_seconds)),
             RATE.of(MEASURED[1], per_second(delivered, seconds)),
             COUNT.of(MEASURED[2], expected.saturating_sub(delivered)),
             CPU.of(MEASURED[3], micros_per(used, delivered)),
             MEBIBYTES.of(MEASURED[4], Memory::of(id).map(|it| it.peak_bytes)),
-        ])
+        ];
+        let delivery = MILLIS.percentiles("delivery ", received.delivery(), &["p50", "p99"]);
+        Ok(measured.into_iter().chain(delivery).collect())
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{data::Report, page};
+use super::{data::Report, page, plot};
 
 const DEFAULT_PARENT: &str = "bench-reports";
 
@@ -59,7 +59,7 @@ impl ReportArgs {
 }
 
 impl Report {
-    /// Writes the report as JSON and as a self-contained page; returns the path of the page.
+    /// Writes the report as JSON, its plots as SVG, and all as a self-contained page; returns the path of the page.
     ///
     /// # Errors
     /// A file cannot be written, or a plot cannot be drawn.
@@ -72,6 +72,9 @@ impl Report {
         };
         // JSON first: it keeps the measurements even if a plot cannot be drawn.
         put(JSON, serde_json::to_string_pretty(self)?)?;
+        for (number, plot) in (1..).zip(&self.plots) {
+            put(&format!("plot-{number}.svg"), plot::draw(plot)?)?;
+        }
         put(PAGE, page::html(self)?)
     }
 }

@@ -74,7 +74,7 @@ fn report_survives_a_round_trip() -> TestResult {
     let report = full();
     let path = report.write(&dir)?;
     let path = path.parent().ok_or("no parent directory")?;
-    for name in ["report.json", "report.html"] {
+    for name in ["report.json", "plot-1.svg", "report.html"] {
         assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");
     }
     let read: Report = serde_json::from_slice(&fs::read(path.join("report.json"))?)?;

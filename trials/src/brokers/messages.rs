@@ -3,19 +3,23 @@
 use std::{
     num::NonZeroU64,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use anyhow::{Result, bail, ensure};
-use bench::traffic::Traffic;
+use bench::{
+    report::{Micros, Percentiles},
+    traffic::Traffic,
+};
 use bytes::Bytes;
 use proto::{
-    units::{Epoch, Sequence},
+    units::{Epoch, Sequence, UnixMicros},
     wire::{ChunkHeader, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage, put_cookie, seal},
 };
+use runtime::unix_micros;
 use tokio::time::{Instant, sleep};
 
 /// Cookies per message.
@@ -81,7 +85,7 @@ impl Lane {
             epoch: Epoch(self.number),
             first_sequence: Sequence(self.published()),
             count: BATCH,
-            ..ChunkHeader::default()
+            accepted: UnixMicros(unix_micros()),
         };
         self.messages += 1;
         let at = seal(&mut buffer, &header) + FRAME_PREFIX_BYTES;
@@ -98,16 +102,37 @@ fn due(rate: Option<NonZeroU64>, elapsed: Duration) -> u64 {
     })
 }
 
+/// Distinct cookies received by all subscribers.
+#[derive(Default)]
+pub(super) struct Total {
+    cookies: AtomicU64,
+    /// Times from the creation of a message to its arrival.
+    delivery: Mutex<Micros>,
+}
+
+impl Total {
+    pub(super) fn cookies(&self) -> u64 {
+        self.cookies.load(Relaxed)
+    }
+
+    /// Delivery times of all cookies.
+    pub(super) fn delivery(&self) -> Option<Percentiles> {
+        let delivery = self.delivery.lock();
+        delivery
+            .unwrap_or_else(PoisonError::into_inner)
+            .percentiles()
+    }
+}
+
 /// Counts the distinct cookies of one subscriber.
 pub(super) struct Received {
-    /// Cookies of all subscribers.
-    total: Arc<AtomicU64>,
+    total: Arc<Total>,
     /// Next sequence number of each lane.
     next: [Sequence; LANES],
 }
 
 impl Received {
-    pub(super) fn new(total: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(total: Arc<Total>) -> Self {
         let next = [Sequence::default(); LANES];
         Self { total, next }
     }
@@ -133,7 +158,11 @@ impl Received {
         };
         if header.first_sequence >= *next {
             *next = header.first_sequence + u64::from(cookies);
-            self.total.fetch_add(cookies.into(), Relaxed);
+            self.total.cookies.fetch_add(cookies.into(), Relaxed);
+            let micros = UnixMicros(unix_micros()).since(header.accepted);
+            let delivery = self.total.delivery.lock();
+            let mut delivery = delivery.unwrap_or_else(PoisonError::into_inner);
+            delivery.record(micros, cookies.into());
         }
         Ok(())
     }
@@ -147,13 +176,14 @@ mod tests {
     fn repeated_messages_do_not_count() {
         let [mut first, mut last, mut stray] =
             [0, 3, 4].map(|number| Lane::new(number, None, Duration::MAX));
-        let total: Arc<AtomicU64> = Arc::default();
+        let total: Arc<Total> = Arc::default();
         let mut received = Received::new(Arc::clone(&total));
         let [a, b] = [first.message(), first.message()];
         for message in [&a, &a, &last.message(), &b, &a] {
             received.message(message.clone()).unwrap();
         }
-        assert_eq!(total.load(Relaxed), 3 * u64::from(BATCH));
+        assert_eq!(total.cookies(), 3 * u64::from(BATCH));
+        assert!(total.delivery().is_some());
         assert_eq!(first.published(), 2 * u64::from(BATCH));
         assert!(received.message(stray.message()).is_err());
         assert!(received.message(Bytes::from_static(b"?")).is_err());
