@@ -1,8 +1,9 @@
 //! Benchmark of a MongoDB store: the consumer's writes of new pairs of user and DSP, compared with plain inserts of the same
 //! documents into other databases.
 //!
-//! `cargo bench -p consumer --bench store -- mongodb://127.0.0.1:27017 [MILLIONS]` writes one million pairs by default. It drops
-//! the databases whose names start with `bench-store-` first. CPU is that of mongod, on this machine.
+//! `cargo bench -p consumer --bench store -- mongodb://127.0.0.1:27017 [MILLIONS] [split]` writes one million pairs by default. It
+//! drops the databases whose names start with `bench-store-` first. CPU is that of mongod, on this machine. With `split`, a third
+//! writer inserts the same documents into 256 collections per DSP.
 
 use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
@@ -30,6 +31,8 @@ use tokio::time::Instant;
 const PREFIX: &str = "bench-store-";
 /// Prefix of the databases with plain inserts.
 const PLAIN: &str = "bench-store-plain-";
+/// Prefix of the databases with many collections, which are named by the first two hexadecimal digits of the user id.
+const SPLIT: &str = "bench-store-split-";
 
 const DSPS: u32 = 20;
 const CHUNK_COOKIES: u32 = 1_000;
@@ -58,7 +61,14 @@ async fn main() -> Result<()> {
         }
     }
     let store = prepare(&uri, &client).await?;
-    let (mut of_store, mut of_plain) = (Cost::default(), Cost::default());
+    let is_split = std::env::args().any(|arg| arg == "split");
+    if is_split {
+        let began = Instant::now();
+        create_split(&client).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        println!("created 256 collections per DSP in {seconds:.1} s");
+    }
+    let [mut of_store, mut of_plain, mut of_split] = [(); 3].map(|()| Cost::default());
     let mut random = fastrand::Rng::with_seed(7);
     let slices = millions * 1_000_000 / (CHUNK_COOKIES * BATCH_CHUNKS * SLICE_BATCHES);
     let mut at = 0;
@@ -70,15 +80,27 @@ async fn main() -> Result<()> {
         };
         let slice: Vec<Vec<ChunkRef>> = (0..SLICE_BATCHES).map(batch).collect();
         of_store.measure(mongod, write(&*store, &slice)).await?;
-        of_plain.measure(mongod, insert(&client, &slice)).await?;
+        of_plain
+            .measure(mongod, insert(&client, &slice, false))
+            .await?;
+        if is_split {
+            of_split
+                .measure(mongod, insert(&client, &slice, true))
+                .await?;
+        }
     }
     let cookies = f64::from(millions) * 1e6;
-    for (name, Cost(time, cpu)) in [("consumer", of_store), ("plain inserts", of_plain)] {
+    let costs = [
+        ("consumer", of_store),
+        ("plain inserts", of_plain),
+        ("256 collections", of_split),
+    ];
+    for (name, Cost(time, cpu)) in costs.into_iter().take(2 + usize::from(is_split)) {
         let (rate, micros) = (
             cookies / time.as_secs_f64(),
             cpu.as_secs_f64() * 1e6 / cookies,
         );
-        println!("{name:14} {rate:8.0}/s, {micros:.2} µs of mongod's CPU per cookie");
+        println!("{name:15} {rate:8.0}/s, {micros:.2} µs of mongod's CPU per cookie");
     }
     Ok(())
 }
@@ -122,14 +144,27 @@ async fn prepare(uri: &str, client: &Client) -> Result<Arc<dyn Cookies>> {
         backlog
             .retry(DspId(dsp_id), Arc::new(Batch::new(usize::MAX, usize::MAX)))
             .await?;
-        let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
-        let command = doc! {"createIndexes": COOKIES, "indexes": [index]};
-        client
-            .database(&format!("{PLAIN}{dsp_id}"))
-            .run_command(command)
-            .await?;
+        create(client, &format!("{PLAIN}{dsp_id}"), COOKIES).await?;
     }
     Ok(store.cookies)
+}
+
+/// Creates a collection with a TTL index.
+async fn create(client: &Client, database: &str, collection: &str) -> Result<()> {
+    let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
+    let command = doc! {"createIndexes": collection, "indexes": [index]};
+    client.database(database).run_command(command).await?;
+    Ok(())
+}
+
+async fn create_split(client: &Client) -> Result<()> {
+    for dsp_id in 1..=DSPS {
+        for number in 0..=u8::MAX {
+            let database = format!("{SPLIT}{dsp_id}");
+            create(client, &database, &format!("{number:02x}")).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn write(store: &dyn Cookies, slice: &[Vec<ChunkRef>]) -> Result<()> {
@@ -150,9 +185,11 @@ async fn write(store: &dyn Cookies, slice: &[Vec<ChunkRef>]) -> Result<()> {
     Ok(())
 }
 
-async fn insert(client: &Client, slice: &[Vec<ChunkRef>]) -> Result<()> {
+/// Inserts into one collection per DSP or, if `is_split`, into 256.
+async fn insert(client: &Client, slice: &[Vec<ChunkRef>], is_split: bool) -> Result<()> {
+    let prefix = if is_split { SPLIT } else { PLAIN };
     for chunks in slice {
-        let mut by_dsp: BTreeMap<DspId, Vec<_>> = BTreeMap::new();
+        let mut by_collection: BTreeMap<(DspId, &str), Vec<_>> = BTreeMap::new();
         for chunk in chunks {
             let millis = chunk.header().accepted.0 / 1000;
             let t = DateTime::from_millis(i64::try_from(millis)?);
@@ -167,20 +204,25 @@ async fn insert(client: &Client, slice: &[Vec<ChunkRef>]) -> Result<()> {
                     continue;
                 };
                 let document = rawdoc! {"_id": user_id, "b": buyer_uid, "t": t};
-                by_dsp.entry(dsp_id).or_default().push((user_id, document));
+                let collection = if is_split { &user_id[..2] } else { COOKIES };
+                let documents = by_collection.entry((dsp_id, collection)).or_default();
+                documents.push((user_id, document));
             }
         }
-        let commands = by_dsp.into_iter().map(|(dsp_id, mut documents)| {
-            documents.sort_unstable_by_key(|(user_id, _)| *user_id);
-            let documents: RawArrayBuf = documents.into_iter().map(|(_, it)| it).collect();
-            let command = rawdoc! {"insert": COOKIES, "ordered": false, "documents": documents};
-            let database = client.database(&format!("{PLAIN}{dsp_id}"));
-            async move {
-                let response = database.run_raw_command(command).await?;
-                ensure!(response.get_array("writeErrors").is_err(), "{response}");
-                Ok(())
-            }
-        });
+        let commands = by_collection
+            .into_iter()
+            .map(|((dsp_id, collection), mut documents)| {
+                documents.sort_unstable_by_key(|(user_id, _)| *user_id);
+                let documents: RawArrayBuf = documents.into_iter().map(|(_, it)| it).collect();
+                let command =
+                    rawdoc! {"insert": collection, "ordered": false, "documents": documents};
+                let database = client.database(&format!("{prefix}{dsp_id}"));
+                async move {
+                    let response = database.run_raw_command(command).await?;
+                    ensure!(response.get_array("writeErrors").is_err(), "{response}");
+                    Ok(())
+                }
+            });
         let commands = stream::iter(commands.collect::<Vec<_>>());
         commands
             .buffer_unordered(WRITERS)

@@ -12,6 +12,9 @@
 //! | `window` | `INCR` and `EXPIRE` in Redis: a fixed window, which is a weaker limit |
 //!
 //! The last two are skipped without a `redis-server`. `cargo bench -p limits` measures decisions without a server.
+//!
+//! With `calls=RATE`, clients instead send RATE requests per second: `delay` and, if a call is permitted now, `increment`, with a
+//! rule of 100 calls per minute. Some counters get more calls than their rule permits.
 
 use std::{
     env, fs,
@@ -49,6 +52,9 @@ const COUNTERS: u64 = 100_000;
 const CLIENTS: usize = 32;
 const SCHEDULED_PER_SECOND: u32 = 5_000;
 
+const CALL_COUNTERS: f64 = 2_000.0;
+const CALL_RULE: &str = "interval=60&requests=100";
+
 /// Times of scheduled calls, relative to the start. An idle client receives each of them.
 type Schedule = Mutex<Receiver<Duration>>;
 
@@ -60,6 +66,10 @@ fn main() -> Result<()> {
     let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_limiter").into());
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let dir = tempfile::tempdir()?;
+    let calls = env::args().find_map(|argument| argument.strip_prefix("calls=")?.parse().ok());
+    if let Some(rate) = calls {
+        return call_at(rate, &runtime, &program, dir.path(), length);
+    }
     over_http(&runtime, &program, dir.path(), length)?;
     match redis_server_or_skip() {
         Some(program) => in_redis(&runtime, &program, dir.path(), length),
@@ -114,6 +124,80 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
         async move |counter| by_window(&mut connection, counter).await
     });
     measure(runtime, "window", server, length, None, clients)
+}
+
+/// Sends `rate` requests per second, and prints the latencies of `delay` and `increment`.
+fn call_at(
+    rate: u32,
+    runtime: &Runtime,
+    program: &Path,
+    dir: &Path,
+    length: Duration,
+) -> Result<()> {
+    let limits = format!("[limits.{LIMIT}]\nfrom_call = true\n");
+    let limiter = runtime.block_on(Limiter::start(program, dir, &limits, &[]))?;
+    let server = limiter.process.id();
+    let streams = (0..CLIENTS).map(|_| TcpStream::connect(&limiter.address));
+    let clients = runtime.block_on(try_join_all(streams))?.into_iter();
+    let (cpu_before, began) = (cpu(server)?, Instant::now());
+    let schedule = schedule(began, length, Duration::from_secs(1) / rate);
+    let clients = clients.map(|stream| call(stream, began, &schedule));
+    let mut nanos = [Histogram::<u64>::new(3)?, Histogram::new(3)?];
+    for of_client in runtime.block_on(try_join_all(clients))? {
+        for (all, of_client) in nanos.iter_mut().zip(of_client) {
+            all.add(of_client)?;
+        }
+    }
+    for (name, nanos) in ["delay", "increment"].into_iter().zip(&nanos) {
+        let millis = |quantile| nanos.value_at_quantile(quantile) as f64 / 1e6;
+        println!(
+            "{name}: {} requests, mean {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms",
+            nanos.len(),
+            nanos.mean() / 1e6,
+            millis(0.95),
+            millis(0.99),
+            millis(0.999)
+        );
+    }
+    let requests = nanos.iter().map(Histogram::len).sum::<u64>() as f64;
+    let used = (cpu(server)? - cpu_before).as_secs_f64();
+    println!(
+        "{:.0} requests/s, {:.1} µs of the limiter's CPU per request",
+        requests / began.elapsed().as_secs_f64(),
+        used * 1e6 / requests
+    );
+    Ok(())
+}
+
+/// Makes calls at their scheduled times; returns the latencies of `delay` and of `increment`.
+async fn call(
+    mut stream: TcpStream,
+    began: Instant,
+    schedule: &Schedule,
+) -> Result<[Histogram<u64>; 2]> {
+    let mut nanos = [Histogram::new(3)?, Histogram::new(3)?];
+    let mut permitted = None;
+    loop {
+        let Some(due) = schedule.lock().await.recv().await else {
+            return Ok(nanos);
+        };
+        // A few counters have most of the calls.
+        let counter = permitted.unwrap_or((fastrand::f64().powi(4) * CALL_COUNTERS).floor());
+        let (method, name) = match permitted {
+            Some(_) => ("POST", "increment"),
+            None => ("GET", "delay"),
+        };
+        let request = format!(
+            "{method} /v1/limits/{LIMIT}/{counter}/{name}?{CALL_RULE} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        );
+        let body = exchange(&mut stream, &request).await?;
+        let latency = u64::try_from((began.elapsed() - due).as_nanos())?;
+        nanos[usize::from(permitted.is_some())].record(latency)?;
+        permitted = match permitted {
+            None if body.contains("\"wait\":0.0") => Some(counter),
+            _ => None,
+        };
+    }
 }
 
 /// Runs all clients, which return an error unless a call for a counter is granted immediately, and prints the results. With
@@ -190,6 +274,16 @@ async fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
         "POST /v1/limits/{LIMIT}/{counter}/reserve HTTP/1.1\r\nhost: localhost\r\n\
          content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
     );
+    let body = exchange(stream, &request).await?;
+    ensure!(
+        body.contains("\"wait\":0.0"),
+        "a call was not granted: {body}"
+    );
+    Ok(())
+}
+
+/// Sends a request, and returns the body of its response, which must have the status 200.
+async fn exchange(stream: &mut TcpStream, request: &str) -> Result<String> {
     stream.write_all(request.as_bytes()).await?;
     let (mut buffer, mut received) = ([0; 4096], 0);
     loop {
@@ -209,9 +303,11 @@ async fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
         });
         let length = length.with_context(|| format!("no content-length: {head}"))?;
         if body.len() >= length {
-            let is_granted = head.starts_with("HTTP/1.1 200 ") && body.contains("\"wait\":0.0");
-            ensure!(is_granted, "a call was not granted: {text}");
-            return Ok(());
+            ensure!(
+                head.starts_with("HTTP/1.1 200 "),
+                "a request failed: {text}"
+            );
+            return Ok(body.to_owned());
         }
     }
 }
