@@ -6,18 +6,20 @@ use anyhow::{Context, Result, anyhow};
 use plotters::{
     coord::Shift,
     prelude::{
-        ChartBuilder, Circle, Color, DrawingArea, IntoDrawingArea, LineSeries, PathElement,
-        RGBColor, SVGBackend, SeriesLabelPosition, WHITE,
+        ChartBuilder, Circle, Color, DrawingArea, IntoDrawingArea, IntoTextStyle, LineSeries,
+        PathElement, RGBColor, SVGBackend, Text, WHITE,
     },
 };
 
 use serde::Serialize;
 
-/// A line plot over time in seconds since the start.
+/// A line plot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
     /// Heading.
     pub title: &'static str,
+    /// Label of the horizontal axis.
+    pub x: &'static str,
     /// Label of the vertical axis, with its unit.
     pub y: &'static str,
     /// The lines.
@@ -25,9 +27,15 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// A plot of these lines.
+    /// A plot of these lines over time in seconds.
     pub fn new(title: &'static str, y: &'static str, series: Vec<Series>) -> Self {
-        Self { title, y, series }
+        let x = "seconds since the start";
+        Self {
+            title,
+            x,
+            y,
+            series,
+        }
     }
 }
 
@@ -57,6 +65,8 @@ const MARGIN: i32 = 8;
 const LABEL_AREA: i32 = 64;
 /// The legend is next to the plot area, so that it covers no line.
 const LEGEND_WIDTH: i32 = 240;
+const LEGEND_X: i32 = SIZE.0.cast_signed() - LEGEND_WIDTH + MARGIN;
+const LEGEND_LINE: i32 = 18;
 const FONT: &str = "sans-serif";
 const TEXT_SIZE: i32 = 14;
 
@@ -109,7 +119,7 @@ fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()>
         .configure_mesh()
         .light_line_style(WHITE)
         .bold_line_style(GRAY)
-        .x_desc("seconds since the start")
+        .x_desc(plot.x)
         .y_desc(plot.y)
         .label_style((FONT, TEXT_SIZE))
         .x_label_formatter(&|value| si(*value))
@@ -127,20 +137,15 @@ fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()>
                 chart.draw_series(dots).map_err(drawing)?;
             }
         }
-        chart
-            .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())
-            .map_err(drawing)?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        // On the whole area: the legend of a chart cannot be outside of it.
+        let (x, y) = (LEGEND_X, 4 * MARGIN + LEGEND_LINE * i32::try_from(index)?);
+        let stroke = PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2));
+        area.draw(&stroke).map_err(drawing)?;
+        let style = (FONT, TEXT_SIZE).into_text_style(area);
+        let label = Text::new(name.as_str(), (x + 24, y - TEXT_SIZE / 2), style);
+        area.draw(&label).map_err(drawing)?;
     }
-    let right = chart.plotting_area().dim_in_pixel().0;
-    let right = i32::try_from(right).unwrap_or(i32::MAX - MARGIN);
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::Coordinate(right + MARGIN, 0))
-        .label_font((FONT, TEXT_SIZE))
-        .draw()
-        .map_err(drawing)
+    Ok(())
 }
 
 /// A number with an SI prefix: `1.2 M`.

@@ -247,11 +247,10 @@ pub(crate) async fn staircase() -> Result<Report> {
         points,
     };
     let series = vec![line("annex 1", expected), line("measured", measured)];
-    report.plots = vec![Plot::new(
-        "Parallel requests after each batch",
-        "requests",
-        series,
-    )];
+    report.plots = vec![Plot {
+        x: "batch",
+        ..Plot::new("Parallel requests after each batch", "requests", series)
+    }];
     Ok(report)
 }
 
