@@ -121,7 +121,7 @@ impl Lease {
         let refresh = Duration::from_micros(terms.refresh);
         let mut link = None;
         let mut failures = 0;
-        let mut confirms = false;
+        let (mut measured, mut confirms) = (Instant::now(), false);
         loop {
             let began = Instant::now();
             let work = async {
@@ -130,7 +130,8 @@ impl Lease {
                 }
                 let link = link.as_ref().expect("the link was opened");
                 // Between a reply and its confirmation, too few calls arrive to measure a demand.
-                if !confirms {
+                if !confirms || measured.elapsed() >= refresh {
+                    measured = Instant::now();
                     member.set_demands(user.demands());
                 }
                 self.refresh(link, &key, &mut member, &mut user).await

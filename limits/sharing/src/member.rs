@@ -11,8 +11,9 @@ use crate::{
 /// Maximum demand, in millionths of the limit.
 const DEMAND_MAX: u64 = 1000 * WHOLE;
 
-/// Demands are rounded up to a multiple of this: while a share changes, a part of the limit is unused.
-const DEMAND_STEP: u64 = WHOLE / 500;
+/// Demands are rounded up to a multiple of this, or of about 1/64 of a smaller demand: while a share changes, a part of the
+/// limit is unused.
+const DEMAND_STEP_MAX: u64 = 1 << 11;
 
 /// The state of a member's shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +130,11 @@ impl SharePlan {
     }
 }
 
+fn rounded(demand: u64) -> u64 {
+    let step = (demand / 64).max(1).next_power_of_two();
+    demand.next_multiple_of(step.min(DEMAND_STEP_MAX))
+}
+
 /// A member of a group.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -212,7 +218,7 @@ impl Member {
                     0 => self.plan.terms.guaranteed_share(),
                     _ => self.plan.granted(limit).map_or(0, |it| it.fallback),
                 },
-                demand: demand.next_multiple_of(DEMAND_STEP),
+                demand: rounded(demand),
             });
         let request = self.message(limits.collect());
         self.pending = Some((request.clone(), now));

@@ -1,7 +1,7 @@
 //! Runs of earlier systems, repeated with this one at their size and on a real clock, for docs/comparison.md.
 //!
-//! `COOKIESYNC_BIN_DIR=target/dist cargo bench --profile dist -p trials --bench comparison -- SCENARIO` measures the programs of
-//! `.ci/dist`, and writes a report with plots to `bench-reports/` in the directory `trials`.
+//! `COOKIESYNC_BIN_DIR=$PWD/target/dist cargo bench --profile dev -p trials --bench comparison -- SCENARIO` runs the programs of
+//! `.ci/dist`, and writes a report with plots to `trials/bench-reports/`.
 
 mod regulation;
 mod revalidation;
