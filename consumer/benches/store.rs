@@ -3,9 +3,13 @@
 //!
 //! `cargo bench -p consumer --bench store -- mongodb://127.0.0.1:27017 [MILLIONS] [split]` writes one million pairs by default. It
 //! drops the databases whose names start with `bench-store-` first. CPU is that of mongod, on this machine. With `split`, a third
-//! writer inserts the same documents into 256 collections per DSP.
+//! writer inserts the same documents into 256 collections per DSP. The costs of each ten million pairs are reported. Afterwards, the
+//! benchmark looks up stored pairs, one after another.
+//!
+//! The pairs have been accepted in the last 15 days, in order: the next sweep of a consumer with `--mongodb-prefix=bench-store-`
+//! and a TTL of 14 days deletes one in fifteen.
 
-use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, mem, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -20,7 +24,7 @@ use consumer::{
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use mongodb::{
     Client,
-    bson::{DateTime, RawArrayBuf, doc, rawdoc},
+    bson::{DateTime, RawArrayBuf, RawDocumentBuf, doc, rawdoc},
 };
 use proto::{
     units::{DspId, Epoch, Sequence, UnixMicros},
@@ -34,11 +38,21 @@ const PLAIN: &str = "bench-store-plain-";
 /// Prefix of the databases with many collections, which are named by the first two hexadecimal digits of the user id.
 const SPLIT: &str = "bench-store-split-";
 
+/// The oldest pair has this age.
+const OLDEST: Duration = Duration::from_secs(15 * 86_400);
+
+/// Maximum number of pairs that are looked up.
+const LOOKUPS: usize = 20_000;
+
 const DSPS: u32 = 20;
 const CHUNK_COOKIES: u32 = 1_000;
 /// Chunks of a batch, and batches of a slice. The two writers take turns after each slice, so their collections grow alike.
 const BATCH_CHUNKS: u32 = 10;
 const SLICE_BATCHES: u32 = 10;
+const SLICE: u32 = CHUNK_COOKIES * BATCH_CHUNKS * SLICE_BATCHES;
+
+/// The costs are reported after so many slices.
+const REPORT_SLICES: u32 = 10_000_000 / SLICE;
 /// Concurrent commands of the plain inserts, like those of the store.
 const WRITERS: usize = 2;
 
@@ -70,15 +84,23 @@ async fn main() -> Result<()> {
     }
     let [mut of_store, mut of_plain, mut of_split] = [(); 3].map(|()| Cost::default());
     let mut random = fastrand::Rng::with_seed(7);
-    let slices = millions * 1_000_000 / (CHUNK_COOKIES * BATCH_CHUNKS * SLICE_BATCHES);
+    let slices = millions * 1_000_000 / SLICE;
     let mut at = 0;
-    for _ in 0..slices {
+    let mut pairs = Vec::new();
+    for number in 0..slices {
+        let age = OLDEST * (slices - number) / slices;
+        let accepted = UnixMicros(clock::now().0 - u64::try_from(age.as_micros())?);
         let batch = |_| {
             (0..BATCH_CHUNKS)
-                .map(|_| chunk(&mut random, &mut at))
+                .map(|_| chunk(&mut random, &mut at, accepted))
                 .collect()
         };
         let slice: Vec<Vec<ChunkRef>> = (0..SLICE_BATCHES).map(batch).collect();
+        for chunk in slice.iter().flatten() {
+            if let Some(Ok(Record::Set(cookie))) = chunk.records().next() {
+                pairs.push((cookie.dsp_id, cookie.user_id.to_owned()));
+            }
+        }
         of_store.measure(mongod, write(&*store, &slice)).await?;
         of_plain
             .measure(mongod, insert(&client, &slice, false))
@@ -88,20 +110,42 @@ async fn main() -> Result<()> {
                 .measure(mongod, insert(&client, &slice, true))
                 .await?;
         }
+        let written = number + 1;
+        if written % REPORT_SLICES == 0 || written == slices {
+            println!("{:.1} million pairs:", f64::from(written * SLICE) / 1e6);
+            let since = f64::from(((written - 1) % REPORT_SLICES + 1) * SLICE);
+            let costs = [
+                ("consumer", &mut of_store),
+                ("plain inserts", &mut of_plain),
+                ("256 collections", &mut of_split),
+            ];
+            for (name, cost) in costs.into_iter().take(2 + usize::from(is_split)) {
+                let Cost(time, cpu) = mem::take(cost);
+                let rate = since / time.as_secs_f64();
+                let micros = cpu.as_secs_f64() * 1e6 / since;
+                println!("{name:15} {rate:8.0}/s, {micros:.2} µs of mongod's CPU per pair");
+            }
+        }
     }
-    let cookies = f64::from(millions) * 1e6;
-    let costs = [
-        ("consumer", of_store),
-        ("plain inserts", of_plain),
-        ("256 collections", of_split),
-    ];
-    for (name, Cost(time, cpu)) in costs.into_iter().take(2 + usize::from(is_split)) {
-        let (rate, micros) = (
-            cookies / time.as_secs_f64(),
-            cpu.as_secs_f64() * 1e6 / cookies,
-        );
-        println!("{name:15} {rate:8.0}/s, {micros:.2} µs of mongod's CPU per cookie");
+    random.shuffle(&mut pairs);
+    pairs.truncate(LOOKUPS);
+    look_up(&client, &pairs).await
+}
+
+/// Looks up pairs, one after another.
+async fn look_up(client: &Client, pairs: &[(DspId, String)]) -> Result<()> {
+    let mut times = Vec::new();
+    for (dsp_id, user_id) in pairs {
+        let database = client.database(&format!("{PREFIX}{dsp_id}"));
+        let collection = database.collection::<RawDocumentBuf>(COOKIES);
+        let began = Instant::now();
+        let found = collection.find_one(doc! {"_id": user_id}).await?;
+        times.push(began.elapsed());
+        ensure!(found.is_some(), "a pair is missing");
     }
+    times.sort_unstable();
+    let [p50, p99] = [50, 99].map(|percent| times[(times.len() - 1) * percent / 100]);
+    println!("findOne: p50 {p50:.1?}, p99 {p99:.1?}");
     Ok(())
 }
 
@@ -232,8 +276,8 @@ async fn insert(client: &Client, slice: &[Vec<ChunkRef>], is_split: bool) -> Res
     Ok(())
 }
 
-/// The next chunk, with new users; `at` is its first sequence number.
-fn chunk(random: &mut fastrand::Rng, at: &mut u64) -> ChunkRef {
+/// The next chunk, with new users; `at` is the sequence number before it.
+fn chunk(random: &mut fastrand::Rng, at: &mut u64, accepted: UnixMicros) -> ChunkRef {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     for _ in 0..CHUNK_COOKIES {
         let user_id: String = (0..20).map(|_| random.digit(16)).collect();
@@ -250,7 +294,7 @@ fn chunk(random: &mut fastrand::Rng, at: &mut u64) -> ChunkRef {
         epoch: Epoch(1),
         first_sequence: Sequence(*at + 1),
         count: CHUNK_COOKIES,
-        accepted: clock::now(),
+        accepted,
     };
     *at += u64::from(CHUNK_COOKIES);
     let start = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
