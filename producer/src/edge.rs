@@ -3,11 +3,12 @@
 //! A connection waits only for its client, because the log is locked only briefly to append cookies. A response is written after its
 //! cookie is in the log. [`runtime::http1`] parses HTTP; [`request`] and [`set_uid`] parse the cookie; [`contracts`](crate::contracts) decide
 //! whether the match is recorded; [`response`] encodes the response. [`refusals`] shows rejected requests to operators. These
-//! modules do no I/O; `http1` does.
+//! modules do no I/O; `http1` does. `low_priority` keeps connections with rejected requests from delaying others.
 
 pub mod browser_cookies;
 mod connection;
 pub mod cookie_sync;
+mod low_priority;
 mod metrics;
 pub mod mint;
 pub mod opt_out;
@@ -40,6 +41,7 @@ pub use self::metrics::Metrics;
 use self::{
     browser_cookies::BrowserCookies,
     connection::EdgeConnection,
+    low_priority::LowPriorityThreads,
     mint::UidMode,
     opt_out::OptOut,
     query::{Query, Scratch},
@@ -122,14 +124,16 @@ impl Edge {
         stage: Stage,
     ) {
         let edge = Arc::new(self);
+        let low_priority = Arc::new(LowPriorityThreads::new(stage.tasks.clone()));
         let stopping = stage.stop.clone();
         // A client could state any address in `X-Forwarded-For`, unless a proxy receives its requests and appends the header.
         let is_client_known = tls.is_some() || !proxies.is_empty();
         let serve = move |stream: WatchedStream<_>, activity: Arc<listen::Activity>| {
             let client = is_client_known.then(|| stream.peer());
             let (edge, tls, stopping) = (Arc::clone(&edge), tls.clone(), stopping.clone());
-            async move {
-                let connection = EdgeConnection::new(client);
+            let connection = EdgeConnection::new(client);
+            let (low_priority, is_low) = (Arc::clone(&low_priority), connection.is_low());
+            let serving = async move {
                 let served = match tls {
                     None => connection.serve(&edge, stream, &activity, &stopping).await,
                     // Boxed, so that unencrypted connections need no memory for it.
@@ -146,7 +150,8 @@ impl Edge {
                 if let Err(error) = served {
                     tracing::debug!(%error, "connection to the sync port failed");
                 }
-            }
+            };
+            async move { low_priority.run(serving, is_low).await }
         };
         listen::accept(listener, proxies, limits, metrics, stage, serve).await;
     }

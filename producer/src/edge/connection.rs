@@ -18,7 +18,7 @@
 
 use std::{
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Edge, ReadRequests,
     cookie_sync::{self, Rest},
+    low_priority::RejectedShare,
     response::{Outcome, ResponseOptions, Responses, WRITE_BYTES_MAX},
 };
 use crate::{
@@ -73,6 +74,8 @@ pub(super) struct EdgeConnection {
     dated: Option<Instant>,
     /// As in [`ReadRequests`].
     rest: Rest,
+    /// Decides about its priority.
+    rejected: RejectedShare,
 }
 
 impl EdgeConnection {
@@ -81,6 +84,11 @@ impl EdgeConnection {
             client,
             ..Self::default()
         }
+    }
+
+    /// Set while the connection has a low priority.
+    pub(super) fn is_low(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.rejected.is_low)
     }
 
     /// Serves until the client closes the connection, `stopping` is cancelled, or an error occurs.
@@ -128,7 +136,7 @@ impl EdgeConnection {
             output,
             rest: &mut self.rest,
         };
-        let (mut consumed, mut requests, mut plans) = (0, 0, 0);
+        let (mut consumed, mut requests, mut plans, mut rejected) = (0, 0, 0, 0);
         let mut next = Next::Read;
         while next == Next::Read && consumed < input.len() {
             let mut headers = head::headers();
@@ -173,6 +181,7 @@ impl EdgeConnection {
             };
             requests += 1;
             plans += u64::from(outcome == Outcome::Plan);
+            rejected += u64::from(outcome.lowers_priority());
             edge.count(outcome, &read);
             let close = options.close;
             self.responses.write(outcome, options, read.output);
@@ -192,6 +201,7 @@ impl EdgeConnection {
         }
         // The responses confirm that the cookies are in the log.
         edge.append(&mut read)?;
+        self.rejected.add(requests, rejected);
         // Before the write, so that a slow client does not distort the latency.
         if requests > 0 {
             edge.metrics.seconds.observe(read_at.elapsed(), requests);

@@ -178,6 +178,11 @@ impl Outcome {
         )
     }
 
+    /// Whether a connection with almost only such outcomes has a low priority. A browser returns after it got a user id.
+    pub(super) fn lowers_priority(self) -> bool {
+        self.is_rejection() && !matches!(self, Self::Rejected(Rejection::UserMinted, _))
+    }
+
     /// The status line and the text of a response that has not begun yet.
     fn status_and_text(self) -> (&'static str, &'static str) {
         match self {

@@ -113,6 +113,24 @@ async fn busy_connection_yields_to_other_tasks() {
     served.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn connection_has_a_low_priority_while_its_requests_are_rejected() {
+    const REQUESTS: usize = 2_048;
+    let (mut stream, server) = duplex(1 << 20);
+    let connection = EdgeConnection::default();
+    let is_low = connection.is_low();
+    let served = serve(edge(false, CancellationToken::new()), connection, server);
+    for (target, expected) in [("/", true), ("/?d=17&b=b", false)] {
+        let request = format!("HEAD {target} HTTP/1.1\r\ncookie: uid=alice\r\n\r\n");
+        let requests = request.repeat(REQUESTS);
+        stream.write_all(requests.as_bytes()).await.unwrap();
+        responses(&mut stream, REQUESTS).await;
+        assert_eq!(is_low.load(Ordering::Relaxed), expected, "{target}");
+    }
+    drop(stream);
+    served.await.unwrap().unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn responses_are_flushed_and_a_known_client_cannot_state_another_address() {
     let (mut stream, server) = duplex(1 << 20);
