@@ -295,7 +295,13 @@ fn documented_flags_exist() -> Result<()> {
         "revalidator/src",
         "cookiesync/src",
     ];
-    let text = sources_in(&[&dirs[..], &["bench/src", "trials/src", "demo/src"]].concat())?;
+    let text = sources_in(
+        &[
+            &dirs[..],
+            &["bench/src", "demo/src", "testkit/src", "trials/src"],
+        ]
+        .concat(),
+    )?;
     let foreign: Vec<_> = FOREIGN_FLAGS.split_whitespace().collect();
     let files = fs::read_dir(&root)?.chain(fs::read_dir(root.join("docs"))?);
     for file in files {
